@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
-from relprop.compiled import Explainer, compare, make_flat
+from relprop.compiled import Comparison, Explainer, make_flat
 from relprop.compiled.explainer import Runs, without_autograd
 from relprop.compiled.making import Flat
 from relprop.compiled.native import call_functions
@@ -20,12 +20,12 @@ from relprop.errors import OptionError, nearest
 from relprop.methods.options import MethodOptions
 from relprop.opening import check_devices, opened
 from relprop.rules import RuleSet
-from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions
+from relprop.runner.judging import read_rightly
 from relprop.runner.question import Question, checked_keep
 from relprop.runner.run import Part
 from relprop.runner.session import chosen_inputs
-from relprop.tracer.binding import bind, refuse_unlike
+from relprop.tracer.binding import Inputs, bind, refuse_unlike
 from relprop.tracer.surroundings import undisturbed
 
 
@@ -62,8 +62,9 @@ def compile(
             but for rounding; ``"inductor"``, or any other backend of ``torch.compile``, compiles
             it.
         ledger: keep the books of relevance; without them the program is smaller and faster.
-        verify: compare the program with ``explain`` on these inputs, which itself is compared with
-            the model. ``False``: trust what was recorded.
+        verify: compare the program with ``explain``, which itself is compared with the model: now,
+            on these inputs, and in the first call after more than weights of the model were
+            changed, which is refused if they differ. ``False``: trust what was recorded.
 
     Raises:
         OptionError, TargetError, InputError: for what cannot be one program, by name
@@ -83,18 +84,24 @@ def compile(
     given = module if isinstance(model, (str, Path)) else model
     with undisturbed(module), torch.no_grad():
         bound = bind(prepared.inputs)
-        refuse_unlike(bound)
+        if not verify:
+            refuse_unlike(bound)
         check_devices(module, bound)
         chosen_inputs(bound, explain_inputs)
-        part = Part(bound, prepared, 0, bound.batch)
-        flat = make_flat(module, part, target, question, how)
-    live = replace(flat.live, given=given, processor=processor or prepared.processor)
-    explainer = Explainer(_running(flat, backend), flat.manual, live)
-    if verify:
-        own = ask(module, prepared.inputs, [target], [question], how)[0][0]
-        assert own is not None
-        compare(explainer(prepared.inputs, target), own)
-    return explainer
+
+    def made(bound: Inputs) -> Explainer:
+        with undisturbed(module), torch.no_grad():
+            part = Part(bound, prepared, 0, bound.batch)
+            flat = make_flat(module, part, target, question, how)
+        beside = Comparison(module, question, how) if verify else None
+        by = processor or prepared.processor
+        live = replace(flat.live, given=given, processor=by, comparison=beside)
+        explainer = Explainer(_running(flat, backend), flat.manual, live)
+        if verify:
+            explainer(prepared.inputs, target)
+        return explainer
+
+    return read_rightly(module, bound, made) if verify else made(bound)
 
 
 def _running(flat: Flat, backend: str | Callable[..., Any] | None) -> Runs:

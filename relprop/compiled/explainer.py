@@ -14,13 +14,20 @@ from relprop.adapters import Adapter, Prepared
 from relprop.compiled.books import Books
 from relprop.compiled.head import Asked, Head
 from relprop.door import guarded
-from relprop.errors import InputError, OptionError, RelpropError, message, writable
+from relprop.errors import (
+    InputError,
+    OptionError,
+    RelpropError,
+    first_line,
+    message,
+    writable,
+)
 from relprop.explanation import Block, Explanation
 from relprop.layout import Layout
 from relprop.numerics import is_finite
 from relprop.runner.answer import Made, Numbers, check_numbers, explained
 from relprop.runner.ask import AT_ZERO
-from relprop.runner.describe import Names, described_by, names_among
+from relprop.runner.describe import Names, described_by, named
 from relprop.runner.needs import ONE_GRADIENT
 from relprop.runner.run import Part
 from relprop.targets import Start, Target
@@ -60,6 +67,12 @@ class Shape:
         sizes = tuple(tuple(t.shape[1:] if b else t.shape) for t, b in both)
         dtypes = tuple(str(t.dtype).removeprefix("torch.") for t in inputs.tensors)
         return cls(inputs.names, sizes, dtypes, tuple(not b for _, b in both), inputs.static)
+
+    def ordered(self, inputs: Any) -> Any:
+        """A call's keyword arguments in the order in which they were captured."""
+        if not isinstance(inputs, Mapping):
+            return inputs
+        return {n: inputs[n] for n in self.names if n in inputs} | dict(inputs)
 
     def checked(self, inputs: Inputs) -> Inputs:
         """A call's inputs, read as the captured ones are. Raises ``InputError`` for any others."""
@@ -123,6 +136,9 @@ class Knows(Protocol):
     def refreshed(self) -> None:
         """Have the program read the weights as they are now."""
 
+    def check(self, flat: Explanation, inputs: object, target: object) -> None:
+        """Raise ``InputError`` where the model that is there has become another one."""
+
     def refuse_outputs(self, outputs: Mapping[str, Tensor]) -> None:
         """Raise ``InputError`` for outputs of the model that are not finite."""
 
@@ -160,7 +176,7 @@ class Explainer:
         knows, manual = self._knows, self._manual
         with plain_numbers(), torch.no_grad():
             prepared = knows.prepared(inputs, processor)
-            bound = manual.shape.checked(bind(prepared.inputs))
+            bound = manual.shape.checked(bind(manual.shape.ordered(prepared.inputs)))
             part = Part(bound, prepared, 0, bound.batch)
             described = {
                 name: described_by(knows.adapter, knows.model, part, name, layout)
@@ -169,8 +185,10 @@ class Explainer:
             contents = [described[name]["content"] for name in manual.contents]
             index = self._indices(target, bound)
             knows.refreshed()
-            outputs = self._runs(*bound.tensors, *contents, index)
-            return self._explanation(outputs, described)
+            outputs = self._outputs(bound, contents, index)
+            found = self._explanation(target, outputs, described, prepared.processor)
+        knows.check(found, prepared.inputs, target)
+        return found
 
     def save(self, path: str | Path, *, ahead_of_time: bool = False) -> Path:
         """Write the program, with the weights as they are now, to one file that PyTorch runs
@@ -197,6 +215,17 @@ class Explainer:
         self._knows.refreshed()
         return save(self._manual, self._knows, path, ahead_of_time=ahead_of_time)
 
+    def _outputs(
+        self, bound: Inputs, contents: list[Tensor], index: Tensor
+    ) -> Mapping[str, Tensor]:
+        """What the program gives. Raises ``InputError`` for ids of which there is no row."""
+        tensors = [t.contiguous() for t in bound.tensors]  # as they were recorded
+        try:
+            return self._runs(*tensors, *contents, index)
+        except IndexError as error:
+            fact = f"the program fails on these inputs: IndexError: {first_line(error)}"
+            raise InputError(message(fact, then=["ids below the rows of their table"])) from error
+
     def _indices(self, target: object, inputs: Inputs) -> Tensor:
         knows, head = self._knows, self._manual.head
         positions = None
@@ -212,7 +241,11 @@ class Explainer:
         return index[:, 0] if len(head.axes) == 1 else index
 
     def _explanation(
-        self, outputs: Mapping[str, Tensor], described: Mapping[str, Mapping[str, Any]]
+        self,
+        target: object,
+        outputs: Mapping[str, Tensor],
+        described: Mapping[str, Mapping[str, Any]],
+        processor: object,
     ) -> Explanation:
         knows, manual = self._knows, self._manual
         knows.refuse_outputs(outputs)
@@ -221,13 +254,12 @@ class Explainer:
             _refuse_undefined(numbers)
         check_numbers(numbers, lambda: None, over_attention=manual.over_attention)
         chosen = outputs["index"].tolist()
-        label = tuple(manual.head.label(index) for index in chosen)
+        label = manual.head.labels(target, chosen)
         start = Start(label, outputs["output"], (), {})
-        names = Names()
-        if manual.head.is_class_output and len(manual.head.size) == 1 and not manual.head.named:
-            known = knows.adapter.labels(knows.model)
-            logits = outputs[f"model.{manual.head.name}"]
-            names = names_among(label, known, logits, outputs.get("probabilities"))
+        names, logits = Names(), outputs[f"model.{manual.head.name}"]
+        if manual.head.is_class_output:
+            probable = outputs.get("probabilities")
+            names = named(knows.adapter, knows.model, logits, probable, label, processor)
         return explained(numbers, described, start, names, manual.made)
 
 

@@ -37,15 +37,13 @@ class Head:
     """The output of which one element per sample is explained.
 
     ``place``: which of the model's outputs it is. ``size``: the axes of one sample's part of it.
-    ``is_class_output``: whether a target without a name means it. ``named``: whether the target
-    that it was chosen by names it, so that labels of what is explained do, too.
+    ``is_class_output``: whether a target without a name means it.
     """
 
     name: str
     place: int
     size: tuple[int, ...]
     is_class_output: bool = True
-    named: bool = False
 
     @property
     def axes(self) -> tuple[int, ...]:
@@ -60,17 +58,25 @@ class Head:
             TargetError: for what is no element of this output, and for what is known only when the
                 model has run.
         """
-        target = without_tensors(target)
-        entries = target if isinstance(target, list) else [target] * asked.batch
+        entries = _entries(target, asked.batch)
         if len(entries) != asked.batch:
             fact = f"target has {len(entries)} entries for a batch of {asked.batch}"
             raise TargetError(fact)
         rows = [self._index(entry, i, asked) or (0,) for i, entry in enumerate(entries)]
         return torch.tensor(rows, dtype=torch.long)
 
-    def label(self, index: Sequence[int]) -> str | int | tuple[int, ...]:
-        """What an explanation says of a target: its class, its index, or the output's name."""
-        return element_label(tuple(index[: len(self.size)]), self.name, named=self.named)
+    def labels(
+        self, target: object, chosen: Sequence[Sequence[int]]
+    ) -> tuple[str | int | tuple[int, ...], ...]:
+        """What an explanation says of each sample's target, of which the index was ``chosen``: its
+        class or its index, with the output's name if the target says it, or must."""
+        return tuple(
+            element_label(tuple(index[: len(self.size)]), self.name, named=self._is_named(entry))
+            for entry, index in zip(_entries(target, len(chosen)), chosen, strict=True)
+        )
+
+    def _is_named(self, entry: object) -> bool:
+        return (isinstance(entry, Output) and entry.name is not None) or not self.is_class_output
 
     def _index(self, entry: object, sample: int, asked: Asked) -> tuple[int, ...]:
         if isinstance(entry, Target) and not isinstance(entry, Output):
@@ -132,6 +138,12 @@ class Head:
         if index is None:
             raise TargetError(f"target {label!r} is no label of the model: give an index")
         return index
+
+
+def _entries(target: object, batch: int) -> list[object]:
+    """What a target says of each sample."""
+    target = without_tensors(target)
+    return target if isinstance(target, list) else [target] * batch
 
 
 ONE_ELEMENT = (

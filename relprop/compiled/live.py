@@ -10,10 +10,12 @@ from typing import Never
 from torch import Tensor, fx, nn
 
 from relprop.adapters import Adapter, Prepared
+from relprop.compiled.comparing import Comparison
 from relprop.compiled.head import ONE_ELEMENT
 from relprop.compiled.recording import explainable
-from relprop.compiled.weights import read_anew
+from relprop.compiled.weights import read_anew, refuse_untied
 from relprop.errors import TargetError, message
+from relprop.explanation import Explanation
 from relprop.opening.opening import opened, prepared
 from relprop.runner.needs import Needs
 from relprop.runner.run import refuse_nonfinite
@@ -41,7 +43,8 @@ class _Unread(Mapping[fx.Node, Tensor]):
 @dataclass(frozen=True)
 class Live:
     """The model that a flat program was recorded of. ``node``: the output that is explained;
-    ``weights``: the names of what ``module`` holds of the model. ``example``: tensors that it
+    ``weights``: the names of what ``module`` holds of the model, ``tied``: others of the same
+    tensors. ``example``: tensors that it
     takes, each with whether it has an entry per sample. ``given``: what the user handed over, a
     pipeline or the model itself."""
 
@@ -49,9 +52,11 @@ class Live:
     node: fx.Node
     module: fx.GraphModule
     weights: tuple[str, ...]
+    tied: tuple[tuple[str, str], ...]
     example: tuple[tuple[Tensor, bool], ...]
     given: object
     processor: object = None
+    comparison: Comparison | None = None
 
     @property
     def adapter(self) -> Adapter:
@@ -86,7 +91,13 @@ class Live:
 
     def refreshed(self) -> None:
         """Have the program read the weights as they are now."""
+        refuse_untied(self.model, self.tied)
         read_anew(self.module, self.model, self.weights)
+
+    def check(self, flat: Explanation, inputs: object, target: object) -> None:
+        """Compare with ``explain``, if that is due."""
+        if self.comparison is not None:
+            self.comparison.check(flat, inputs, target)
 
     def refuse_outputs(self, outputs: Mapping[str, Tensor]) -> None:
         """Raise ``InputError`` for outputs that are not finite."""

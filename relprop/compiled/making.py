@@ -17,7 +17,7 @@ from relprop.compiled.live import Live
 from relprop.compiled.recording import Recording
 from relprop.compiled.tidying import EXPLAIN, tidied
 from relprop.compiled.views import without_idle_calls
-from relprop.compiled.weights import with_names
+from relprop.compiled.weights import ties, with_names
 from relprop.errors import InputError, OptionError, TargetError, message
 from relprop.runner.answer import Made
 from relprop.runner.conditions import Conditions
@@ -28,7 +28,6 @@ from relprop.runner.question import Question
 from relprop.runner.run import Part
 from relprop.runner.session import Session, open_session
 from relprop.targets import is_callable, possible_starts
-from relprop.targets.index import Output
 from relprop.targets.outputs import ModelOutput, class_output_or_none
 from relprop.tracer.offloaded import is_offloaded
 
@@ -61,7 +60,7 @@ def make_flat(
     needs = _needs(session, question, target)
     session.tell(needs.notices)
     output = _output(session, target)
-    head = _head(session, target, output)
+    head = _head(session, output)
     layouts, described = laid_out(needs, part, output.node)
     recording = Recording(needs, output.node, head, part.inputs, described)
     small, books = recording.at(SIZES[0])
@@ -85,7 +84,8 @@ def make_flat(
         tuple(s.path for s in needs.chosen) if "blocks" in question.keep else None,
     )
     example = _example(recording, left)
-    return Flat(module, manual, Live(needs, output.node, module, weights, example, model))
+    tied = ties(model, weights)
+    return Flat(module, manual, Live(needs, output.node, module, weights, tied, example, model))
 
 
 def _example(recording: Recording, left: tuple[int, ...]) -> tuple[tuple[Tensor, bool], ...]:
@@ -117,12 +117,11 @@ def _output(session: Session, target: object) -> ModelOutput:
     return ModelOutput(names[session.program.output_nodes.index(nodes[0])], nodes[0])
 
 
-def _head(session: Session, target: object, output: ModelOutput) -> Head:
+def _head(session: Session, output: ModelOutput) -> Head:
     classes = class_output_or_none(session.program)
     place = session.program.outputs.names.index(output.name)
     is_class = classes is not None and classes.node is output.node
-    named = isinstance(target, Output) and target.name is not None
-    return Head(output.name, place, output.size, is_class, named)
+    return Head(output.name, place, output.size, is_class)
 
 
 def _refuse_method(question: Question) -> None:

@@ -20,6 +20,7 @@ from relprop.errors import (
     message,
     warn,
 )
+from relprop.explanation import Explanation
 from relprop.numerics import is_finite
 from relprop.targets import Target
 from relprop.tracer.binding import Inputs
@@ -134,6 +135,9 @@ class Recalled:
 
     def refreshed(self) -> None:
         """Nothing: the weights are the saved ones."""
+
+    def check(self, flat: Explanation, inputs: object, target: object) -> None:
+        """Nothing: there is no model to compare with."""
 
     def refuse_outputs(self, outputs: Mapping[str, Tensor]) -> None:
         """Raise ``InputError`` for outputs that are not finite."""

@@ -38,6 +38,28 @@ def with_names(module: fx.GraphModule, model: nn.Module) -> tuple[fx.GraphModule
     return fx.GraphModule(_nested(held), graph), tuple(used)
 
 
+def ties(model: nn.Module, names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """The other names that the model's tensors of these names have, as pairs."""
+    once = {id(t): name for name, t in _tensors(model)}
+    every = (*model.named_parameters("", True, False), *model.named_buffers("", True, False))
+    pairs = ((once[id(t)], name) for name, t in every)
+    return tuple((first, name) for first, name in pairs if first in names and name != first)
+
+
+def refuse_untied(model: nn.Module, tied: tuple[tuple[str, str], ...]) -> None:
+    """Raise ``InputError`` where two names of one tensor are names of two by now: a program reads
+    it by one of them."""
+    for first, other in tied:
+        if _named(model, first) is not _named(model, other):
+            fact = f"{first!r} and {other!r} were one tensor when the program was recorded"
+            raise InputError(message(fact, then=["call relprop.compile again"]))
+
+
+def _named(model: nn.Module, name: str) -> object:
+    *path, last = name.split(".")
+    return getattr(_inside(model, tuple(path)), last, None)
+
+
 def _nested(tensors: Mapping[str, Tensor]) -> nn.Module:
     """Modules that hold tensors under their dotted names; a tensor is a parameter if it was one."""
     root = nn.Module()

@@ -103,15 +103,16 @@ def abreast(
     values: Values,
     fleeting: Collection[fx.Node] = (),
 ) -> list[Walk]:
-    """Take several passings of one plan, with the same passages and without hooks, on through some
-    nodes side by side; gives the walk of each. What is ``fleeting`` of the values is taken out of
-    them once it has been read for the last time."""
+    """Take several passings of one plan, without hooks, on through some nodes side by side, where
+    none of them has a passage; gives the walk of each. What is ``fleeting`` of the values is taken
+    out of them once it has been read for the last time."""
     whole, nodes = [Walk() for _ in passings], list(nodes)
     pieces = nodes[:: max(1, len(nodes) // PIECES)] if fleeting else ()
-    sections = _sections(nodes, pieces, passings[0].passages)
+    passages = {node for passing in passings for node in passing.passages}
+    sections = _sections(nodes, pieces, passages)
     gone = _read_last(passings[0].plan, sections, fleeting)
     for (first, *others), over in zip(sections, gone, strict=True):
-        if first in passings[0].passages:
+        if first in passages:
             for i, passing in enumerate(passings):
                 whole[i] += passing._section(first, others, values)
         else:
@@ -192,7 +193,7 @@ def pending_at(starts: Mapping[fx.Node, Tensor]) -> Pending:
 
 
 def _sections(
-    nodes: Iterable[fx.Node], begins: Collection[fx.Node], passages: Mapping[fx.Node, Passage]
+    nodes: Iterable[fx.Node], begins: Collection[fx.Node], passages: Collection[fx.Node]
 ) -> list[list[fx.Node]]:
     """The nodes in order, cut where one begins, and before and after each passage."""
     sections: list[list[fx.Node]] = [[]]

@@ -90,17 +90,34 @@ def names_of(
         axes = len(output.size)
     except TargetError:
         return Names()
+    adapter, model, made = session.adapter, session.model, outputs[output.node]
     if axes == 2:
-        return _tokens_named(session, outputs[output.node], output.node, chosen, processor)
+        leading = has_batch_axis(output.node)
+        return _tokens_named(adapter, model, made, chosen, processor, leading=leading)
     if axes != 1 or not all(map(_is_index, chosen)):
         return Names()
-    made = outputs[output.node]
     value = (made.made if isinstance(made, Excerpt) else made).detach()
     logits = value[:, 0] if has_batch_axis(output.node) else value
-    known = session.adapter.labels(session.model)
-    found = probabilities(session.adapter, session.model, logits)
-    session.tell(_notice_of_labels(known, logits.shape[1]))
-    return names_among(chosen, known, logits, found)
+    session.tell(_notice_of_labels(adapter.labels(model), logits.shape[1]))
+    found = probabilities(adapter, model, logits)
+    return named(adapter, model, logits, found, chosen, processor)
+
+
+def named(
+    adapter: Adapter,
+    model: nn.Module,
+    logits: Tensor,
+    probable: Tensor | None,
+    chosen: Sequence[object],
+    processor: object,
+) -> Names:
+    """The same of the class output's ``logits``, as the model returns them, and the ``probable``
+    share of each of its classes."""
+    if logits.dim() == 3:
+        return _tokens_named(adapter, model, logits, chosen, processor, leading=False)
+    if logits.dim() != 2 or not all(map(_is_index, chosen)):
+        return Names()
+    return names_among(chosen, adapter.labels(model), logits, probable)
 
 
 def _notice_of_labels(known: Sequence[str], classes: int) -> list[RelpropWarning]:
@@ -113,7 +130,13 @@ def _notice_of_labels(known: Sequence[str], classes: int) -> list[RelpropWarning
 
 
 def _tokens_named(
-    session: Session, made: Made, node: fx.Node, chosen: Sequence[object], processor: object
+    adapter: Adapter,
+    model: nn.Module,
+    made: Made,
+    chosen: Sequence[object],
+    processor: object,
+    *,
+    leading: bool,
 ) -> Names:
     """Targets that are a class at a position, by its label, or a token there, as text, if the
     tokenizer is known; and of a model that predicts the next token which one it does."""
@@ -121,8 +144,8 @@ def _tokens_named(
         return Names()
     pairs: list[tuple[int, int]] = list(chosen)  # type: ignore[arg-type]
     decode = getattr(tokenizer_of(processor), "decode", None)
-    if not session.adapter.is_causal(session.model):
-        known = session.adapter.labels(session.model)
+    if not adapter.is_causal(model):
+        known = adapter.labels(model)
         if len(known) == made.shape[-1]:
             return Names(tuple(f"{known[k]!r} at {position}" for position, k in pairs))
         named = decode and tuple(f"token {decode([t])!r} at {position}" for position, t in pairs)
@@ -133,7 +156,7 @@ def _tokens_named(
 
     positions = torch.tensor([position for position, _ in pairs])
     rows = torch.arange(len(pairs))
-    first = (rows, torch.zeros_like(rows)) if has_batch_axis(node) else (rows,)
+    first = (rows, torch.zeros_like(rows)) if leading else (rows,)
     logits = made[(*first, positions)].detach()
     labels = None if decode is None else tuple(name(token) for _, token in pairs)
     return Names(labels, None, _predicted(logits, None, name))

@@ -23,6 +23,8 @@ METHOD = "attention_times_grad"  # a small program, for tests that are not about
 def close(flat, own):
     """Whether two explanations are the same but for rounding, in everything a person sees."""
     assert flat.target == own.target and flat.labels == own.labels
+    said, told = flat.predictions or (), own.predictions or ()
+    assert [p[:2] for p in said] == [p[:2] for p in told]
     assert (flat.method, flat.rules) == (own.method, own.rules)
     torch.testing.assert_close(flat.output, own.output, rtol=0, atol=1e-12)
     assert flat.streams.keys() == own.streams.keys()
@@ -175,6 +177,84 @@ def test_weights_are_read_at_each_call():
     assert not torch.equal(before, explainer(inputs, 1).scores)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: setattr(model.blocks[0].mlp, "1", nn.ReLU()),
+        lambda model: model.blocks.append(build(seed=4).blocks[0]),
+        lambda model: setattr(model, "factor", 3.0),
+        lambda model: model.shift.mul_(2),  # no buffer: a constant of the graph
+        lambda model: model.order.copy_(torch.tensor([1, 0, 2, 3, 4])),
+    ],
+)
+def test_a_model_that_was_built_otherwise_is_refused(change):
+    """Which the program does not read at each call as it does weights."""
+
+    class Changing(type(build())):
+        """One that a setting, a tensor and places decide, too."""
+
+        factor = 1.0
+
+        def __init__(self, recipe):
+            super().__init__(recipe)
+            self.shift = torch.ones(5, 6, dtype=torch.float64)
+            self.register_buffer("order", torch.arange(5))
+
+        def forward(self, x):
+            return super().forward(x[:, self.order] * self.factor + self.shift)
+
+    model, inputs = build(activation="gelu"), sample(batch=2)
+    changing = Changing(model.recipe).double().eval()
+    changing.load_state_dict(model.state_dict() | {"order": torch.arange(5)})
+    explainer = relprop.compile(changing, inputs, method=METHOD)
+    change(changing)
+    for _ in range(2):
+        with pytest.raises(relprop.errors.InputError, match=r"(?s)another than.*compile again"):
+            explainer(inputs, 1)
+
+
+def test_what_a_model_keeps_of_its_last_call_makes_it_no_other():
+    class Keeping(type(build())):
+        def forward(self, x):
+            self.last = super().forward(x)
+            return self.last
+
+    model, inputs = Keeping(build().recipe).double().eval(), sample(batch=3)
+    model.load_state_dict(build().state_dict())
+    explainer = relprop.compile(model, inputs, method=METHOD)
+    model(inputs)
+    close(explainer(inputs, 1), relprop.explain(model, inputs, 1, method=METHOD))
+
+
+def test_weights_that_are_no_longer_tied_are_refused():
+    """Also while they are equal, since they need not stay so."""
+    model, inputs = build(ids=True, tied=True), sample(ids=True, batch=2)
+    explainer = relprop.compile(model, inputs, method=METHOD)
+    model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+    with pytest.raises(relprop.errors.InputError, match=r"embed.weight.*head.weight.*were one"):
+        explainer(inputs, 1)
+
+
+def test_inputs_that_lie_otherwise_in_memory(model, explainer):
+    inputs = sample(batch=6)
+    for lies in (inputs[::2], inputs.transpose(0, 2).contiguous().transpose(0, 2)):
+        close(explainer(lies, 1), relprop.explain(model, lies, 1))
+
+
+def test_keywords_in_any_order(bert):
+    explainer, inputs = relprop.compile(bert, texts([9, 9]), method=METHOD), texts([9, 3, 1])
+    turned = dict(reversed(inputs.items()))
+    close(explainer(turned, 1), relprop.explain(bert, inputs, 1, method=METHOD))
+
+
+def test_ids_without_a_row_are_said():
+    inputs = sample(ids=True, batch=2)
+    explainer = relprop.compile(build(ids=True), inputs, method=METHOD)
+    inputs[1, 2] = 99
+    with pytest.raises(relprop.errors.InputError, match="fails on these inputs: IndexError"):
+        explainer(inputs, 1)
+
+
 def test_the_model_is_left_as_it_was(model):
     was = {name: t.clone() for name, t in model.state_dict().items()}
     model.train()
@@ -243,6 +323,59 @@ def test_the_next_token_of_each_text():
         close(explainer(inputs, target), relprop.explain(model, inputs, target))
     with pytest.raises(relprop.errors.TargetError, match="known only when the model has run"):
         explainer(inputs, token(position=2))
+
+
+def test_a_pair_of_picture_and_text():
+    """What ``None`` means for a model without classes."""
+
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = build(depth=1)
+
+        def forward(self, x, y):
+            x, y = self.inner(x), self.inner(y)
+            return {"logits_per_image": x @ y.T, "embeds": x}
+
+    model, inputs = Pair(), (sample(batch=2), sample(batch=2, seed=4))
+    explainer = relprop.compile(model, inputs, method=METHOD)
+    close(explainer(inputs), relprop.explain(model, inputs, method=METHOD))
+
+
+@pytest.mark.parametrize("compiled", [None, output("logits")[1], [output("logits")[1], 0]])
+def test_targets_are_called_what_they_are_called_by(compiled):
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = build(depth=1)
+
+        def forward(self, x):
+            return {"logits": self.inner(x), "doubled": self.inner(x) * 2}
+
+    model, inputs = Named(), sample(batch=2)
+    explainer = relprop.compile(model, inputs, compiled, method=METHOD)
+    for target in (None, 2, output("logits")[2], output(0)[1], [output("logits")[2], 1]):
+        close(explainer(inputs, target), relprop.explain(model, inputs, target, method=METHOD))
+
+
+def test_an_input_of_all_samples():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attend = nn.MultiheadAttention(6, 2, batch_first=True)
+
+        def forward(self, x, mask):
+            return self.attend(x, x, x, attn_mask=mask, need_weights=False)[0].mean(1)
+
+    model, mask = Masked().double().eval(), torch.ones(5, 5).triu(1).bool()
+    for compiled in (2, 5):  # 5: as many as the mask has rows
+        explainer = relprop.compile(model, (sample(batch=compiled), mask), method=METHOD)
+        for batch in (1, 3, 5):
+            inputs = (sample(batch=batch), mask)
+            close(explainer(inputs, 1), relprop.explain(model, inputs, 1, method=METHOD))
+    unlike = (sample(batch=2), mask[:3])
+    with pytest.raises(relprop.errors.InputError, match=r"input_1.*has 3 samples"):
+        relprop.compile(model, unlike, method=METHOD)
 
 
 # -- what is refused

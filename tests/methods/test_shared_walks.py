@@ -5,10 +5,12 @@ from collections import Counter
 
 import pytest
 import torch
+from torch import nn
 
 import relprop
 from relprop.interpreter import batch
 from relprop.runner import memory
+from relprop.targets import output
 from tests.common.models import closeness, sample, shared
 
 EXACT = 1e-12
@@ -71,6 +73,34 @@ def test_targets_walked_from_side_by_side(passed, samples, options):
         assert closeness(e.scores, alone.scores) <= EXACT
         for key, amount in alone.ledger.totals().items():
             torch.testing.assert_close(e.ledger.totals()[key], amount, rtol=EXACT, atol=1e-11)
+
+
+class TwoHeads(nn.Module):
+    """One output of the first token, one of the mean, each read by a linear layer of its own."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.attend = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.other, self.head = nn.Linear(6, 4), nn.Linear(6, 4)
+
+    def forward(self, x):
+        y = x + self.attend(x, x, x, need_weights=False)[0]
+        return {"other": self.other(y[:, 0]), "logits": self.head(y.mean(1))}
+
+
+@pytest.mark.parametrize("method", ["lrp", "transformer_attribution", "attnlrp"])
+def test_targets_at_several_outputs(method):
+    """Each passes the end of the graph before its own output."""
+    model, asked = TwoHeads().double().eval(), {"method": method, "ledger": True}
+    for targets in ([1, output("other")[2]], [output("other")[2], 1]):
+        together = relprop.explain_many(model, sample(), targets, **asked)
+        for target, e in zip(targets, together, strict=True):
+            alone = relprop.explain(model, sample(), target, **asked)
+            assert float(alone.row.abs().max()) > 0
+            assert (e.scores - alone.scores).abs().max() <= EXACT * alone.row.abs().max()
+            assert [a.key for a in e.ledger.accounts] == [a.key for a in alone.ledger.accounts]
+            torch.testing.assert_close(e.ledger.totals(), alone.ledger.totals())
 
 
 def test_memory_says_how_many_go_side_by_side(passed, monkeypatch):
