@@ -162,6 +162,58 @@ def laid_over(copies):
 by_interpolation = laid_over(lambda few: F.interpolate(few.mT, scale_factor=2).mT)
 
 
+#: Which tokens alone are looked at.
+SEEN = torch.tensor([True, False, True, True, False, True])
+
+
+def some_tokens(write):
+    """Some tokens look at each other and go through an MLP of their own, the others through another
+    one."""
+
+    def way(m, x):
+        one, two = m.blocks
+        x = one(x)
+        y = torch.zeros_like(x)
+        y = write(y, SEEN, two.attention)(x)
+        return m.head(write(write(y + x, SEEN, two.mlp)(x), ~SEEN, one.mlp)(x).mean(1))
+
+    return way
+
+
+def written_by_numbers(y, seen, made):
+    def write(x):
+        places = seen.nonzero()[:, 0]
+        return y.index_copy(1, places, made(x[:, places]))
+
+    return write
+
+
+def written_by_a_mask(y, seen, made):
+    def write(x):
+        z = y.clone()
+        z[:, seen] = made(x[:, seen])
+        return z
+
+    return write
+
+
+def put_by_a_mask(y, seen, made):
+    return lambda x: (
+        y.mT.mT.transpose(0, 1).index_put((seen,), made(x[:, seen]).transpose(0, 1)).transpose(0, 1)
+    )
+
+
+by_numbers = some_tokens(written_by_numbers)
+
+
+def by_distance(distance):
+    """Logits are how near what is read lies to prototypes."""
+    return lambda m, x: -distance(m.read(x), m.head.weight)
+
+
+by_length = by_distance(lambda x, p: (x[:, None] - p).norm(dim=-1))
+
+
 SAME = {
     "windows joined": (through(windows_at_once), through(windows_joined)),
     "windows written": (through(windows_at_once), through(windows_written)),
@@ -173,17 +225,33 @@ SAME = {
     "keys and values of one layer": (asked_by(probe), asked_by(probe_of_both)),
     "a tangent by an exponential": (gated(tangent), gated(tangent_by_an_exponential)),
     "a tangent less one": (gated(tangent), gated(tangent_less_one)),
+    "written by a mask": (by_numbers, some_tokens(written_by_a_mask)),
+    "put by a mask": (by_numbers, some_tokens(put_by_a_mask)),
     "copies repeated": (by_interpolation, laid_over(lambda few: few.repeat_interleave(2, 1))),
     "copies by index": (by_interpolation, laid_over(lambda few: few[:, torch.arange(6) // 2])),
 }
 
 
-@pytest.mark.parametrize("name", SAME)
-def test_the_parts_are_the_same(name):
-    usual, found = map(explained, SAME[name])
+def same(usual, found):
+    """Both ways have one map by every method."""
+    usual, found = map(explained, (usual, found))
     for method, scores in usual.items():
         far = float((found[method] - scores).abs().max())
         assert far <= 1e-9 * float(scores.abs().max()), method
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_the_parts_are_the_same(name):
+    same(*SAME[name])
+
+
+@pytest.mark.filterwarnings("ignore::relprop.errors.GenericRuleWarning")
+@pytest.mark.parametrize("samples", [False, True])
+def test_distances_are_lengths_of_differences(samples):
+    def distance(x, p):
+        return torch.cdist(x[:, None], p)[:, 0] if samples else torch.cdist(x, p)
+
+    same(by_length, by_distance(distance))
 
 
 def test_tokens_in_another_order_are_left_out_where_they_stand():

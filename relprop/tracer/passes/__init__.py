@@ -73,6 +73,7 @@ from relprop.tracer.passes.sums.runs import join_scaled, join_sums, part_totals
 from relprop.tracer.passes.sums.signs import join_signs
 from relprop.tracer.passes.sums.weighed import part_layers
 from relprop.tracer.passes.writes.inplace import functionalise
+from relprop.tracer.passes.writes.masks import count_masks
 from relprop.tracer.passes.writes.once import write_once
 from relprop.tracer.passes.writes.runs import join_writes
 from relprop.tracer.passes.writes.sums import join_sums_by_index
@@ -113,6 +114,7 @@ PASSES = (
     Pass(inline_regions, "the other passes read one flat graph", "constants"),
     Pass(drop_checks, "they carry no values"),
     Pass(functionalise, "from here on every value has one node", "constants"),
+    Pass(count_masks, "positions by a fixed mask are positions by number", "places"),
     Pass(write_once, "what is brought to places of its own is written there", "constants"),
     Pass(join_writes, "what is filled piece by piece is its pieces", "constants"),
     Pass(respell, "one operator for each operation", "constants"),
