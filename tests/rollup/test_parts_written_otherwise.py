@@ -15,7 +15,7 @@ WINDOWS = ([4, 1], [0, 5], [3, 2])
 
 
 def heads(x):
-    return x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    return x.unflatten(-1, (HEADS, -1)).transpose(-3, -2)
 
 
 def attend(q, k, v):
@@ -162,6 +162,21 @@ def laid_over(copies):
 by_interpolation = laid_over(lambda few: F.interpolate(few.mT, scale_factor=2).mT)
 
 
+def with_learned_keys(scores):
+    """Tokens look at two keys of the model's own, too."""
+
+    def attention(block, _, x):
+        q, k, v = map(heads, block.qkv(x).chunk(3, -1))
+        own = heads(block.out.weight[:2]).expand(len(x), -1, -1, -1)
+        weights = (scores(q, own, k) / 2).softmax(-1)
+        return block.out((weights @ torch.cat([own, v], 2)).transpose(1, 2).flatten(2))
+
+    return through(attention)
+
+
+keys_joined = with_learned_keys(lambda q, own, k: q @ torch.cat([own, k], 2).mT)
+
+
 #: Which tokens alone are looked at.
 SEEN = torch.tensor([True, False, True, True, False, True])
 
@@ -226,6 +241,10 @@ SAME = {
     "a tangent by an exponential": (gated(tangent), gated(tangent_by_an_exponential)),
     "a tangent less one": (gated(tangent), gated(tangent_less_one)),
     "written by a mask": (by_numbers, some_tokens(written_by_a_mask)),
+    "scores of learned keys": (
+        keys_joined,
+        with_learned_keys(lambda q, own, k: torch.cat([q @ own.mT, q @ k.mT], -1)),
+    ),
     "put by a mask": (by_numbers, some_tokens(put_by_a_mask)),
     "copies repeated": (by_interpolation, laid_over(lambda few: few.repeat_interleave(2, 1))),
     "copies by index": (by_interpolation, laid_over(lambda few: few[:, torch.arange(6) // 2])),
