@@ -177,6 +177,54 @@ def with_learned_keys(scores):
 keys_joined = with_learned_keys(lambda q, own, k: q @ torch.cat([own, k], 2).mT)
 
 
+def shifted(shift):
+    """Each token gets something of the one before it, and of the one before that."""
+
+    def way(m, x):
+        one, two = m.blocks
+        x = one(x)
+        return m.head(two(shift(x, one.mlp(x)[:, :-1], two.mlp(x)[:, :-2])).mean(1))
+
+    return way
+
+
+def shifted_in_place(x, a, b):
+    y = x.clone()
+    y[:, 1:] += a
+    y[:, 1:][:, 1:] += b
+    return y
+
+
+def shifted_one_by_one(x, a, b):
+    y = torch.cat([x[:, :1], x[:, 1:] + a], 1)
+    return torch.cat([y[:, :2], y[:, 2:] + b], 1)
+
+
+shifted_whole = shifted(lambda x, a, b: x + F.pad(a, (0, 0, 1, 0)) + F.pad(b, (0, 0, 2, 0)))
+
+
+def by_experts(experts):
+    """Two experts, each of one layer, to which the sign of a feature sends the tokens."""
+
+    def way(m, x):
+        x = m.blocks[0](x)
+        return m.head(m.blocks[1](x + experts(x, x[..., 0] > 9, m.blocks)).mean(1))
+
+    return way
+
+
+def experts_at_their_tokens(x, first, blocks):
+    y = torch.zeros_like(x)
+    for chosen, block in zip((first, ~first), blocks, strict=True):
+        y[chosen] += block.mlp(x[chosen])
+    return y
+
+
+all_experts = by_experts(
+    lambda x, first, blocks: torch.where(first[..., None], blocks[0].mlp(x), blocks[1].mlp(x))
+)
+
+
 #: Which tokens alone are looked at.
 SEEN = torch.tensor([True, False, True, True, False, True])
 
@@ -241,6 +289,9 @@ SAME = {
     "a tangent by an exponential": (gated(tangent), gated(tangent_by_an_exponential)),
     "a tangent less one": (gated(tangent), gated(tangent_less_one)),
     "written by a mask": (by_numbers, some_tokens(written_by_a_mask)),
+    "shifts in place": (shifted_whole, shifted(shifted_in_place)),
+    "shifts one by one": (shifted_whole, shifted(shifted_one_by_one)),
+    "an expert of no token": (all_experts, by_experts(experts_at_their_tokens)),
     "scores of learned keys": (
         keys_joined,
         with_learned_keys(lambda q, own, k: torch.cat([q @ own.mT, q @ k.mT], -1)),
