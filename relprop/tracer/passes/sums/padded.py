@@ -79,7 +79,7 @@ def _added_to_one(node: fx.Node, parts: list[fx.Node], dim: int) -> fx.Node | No
     for part in parts:
         size = shape_of(part)[dim]
         for sign, n, start in _terms_at(part, dim, source):
-            if [*shape_of(n)[:dim], *shape_of(n)[dim + 1 :]] != _beside_axis(node, dim):
+            if rank(n) != rank(node) or _beside_axis(n, dim) != _beside_axis(node, dim):
                 return None
             runs[sign, n, at - start].append((at, at + size))
         at += size
@@ -97,6 +97,7 @@ def _added_to_one(node: fx.Node, parts: list[fx.Node], dim: int) -> fx.Node | No
 
 
 def _beside_axis(node: fx.Node, dim: int) -> list[int]:
+    """The lengths of all axes but one."""
     return [size for i, size in enumerate(shape_of(node)) if i != dim]
 
 
