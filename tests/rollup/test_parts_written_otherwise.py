@@ -15,7 +15,7 @@ WINDOWS = ([4, 1], [0, 5], [3, 2])
 
 
 def heads(x):
-    return x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    return x.unflatten(-1, (HEADS, -1)).transpose(-3, -2)
 
 
 def attend(q, k, v):
@@ -162,6 +162,121 @@ def laid_over(copies):
 by_interpolation = laid_over(lambda few: F.interpolate(few.mT, scale_factor=2).mT)
 
 
+def with_learned_keys(scores):
+    """Tokens look at two keys of the model's own, too."""
+
+    def attention(block, _, x):
+        q, k, v = map(heads, block.qkv(x).chunk(3, -1))
+        own = heads(block.out.weight[:2]).expand(len(x), -1, -1, -1)
+        weights = (scores(q, own, k) / 2).softmax(-1)
+        return block.out((weights @ torch.cat([own, v], 2)).transpose(1, 2).flatten(2))
+
+    return through(attention)
+
+
+keys_joined = with_learned_keys(lambda q, own, k: q @ torch.cat([own, k], 2).mT)
+
+
+def shifted(shift):
+    """Each token gets something of the one before it, and of the one before that."""
+
+    def way(m, x):
+        one, two = m.blocks
+        x = one(x)
+        return m.head(two(shift(x, one.mlp(x)[:, :-1], two.mlp(x)[:, :-2])).mean(1))
+
+    return way
+
+
+def shifted_in_place(x, a, b):
+    y = x.clone()
+    y[:, 1:] += a
+    y[:, 1:][:, 1:] += b
+    return y
+
+
+def shifted_one_by_one(x, a, b):
+    y = torch.cat([x[:, :1], x[:, 1:] + a], 1)
+    return torch.cat([y[:, :2], y[:, 2:] + b], 1)
+
+
+shifted_whole = shifted(lambda x, a, b: x + F.pad(a, (0, 0, 1, 0)) + F.pad(b, (0, 0, 2, 0)))
+
+
+def by_experts(experts):
+    """Two experts, each of one layer, to which the sign of a feature sends the tokens."""
+
+    def way(m, x):
+        x = m.blocks[0](x)
+        return m.head(m.blocks[1](x + experts(x, x[..., 0] > 9, m.blocks)).mean(1))
+
+    return way
+
+
+def experts_at_their_tokens(x, first, blocks):
+    y = torch.zeros_like(x)
+    for chosen, block in zip((first, ~first), blocks, strict=True):
+        y[chosen] += block.mlp(x[chosen])
+    return y
+
+
+all_experts = by_experts(
+    lambda x, first, blocks: torch.where(first[..., None], blocks[0].mlp(x), blocks[1].mlp(x))
+)
+
+
+#: Which tokens alone are looked at.
+SEEN = torch.tensor([True, False, True, True, False, True])
+
+
+def some_tokens(write):
+    """Some tokens look at each other and go through an MLP of their own, the others through another
+    one."""
+
+    def way(m, x):
+        one, two = m.blocks
+        x = one(x)
+        y = torch.zeros_like(x)
+        y = write(y, SEEN, two.attention)(x)
+        return m.head(write(write(y + x, SEEN, two.mlp)(x), ~SEEN, one.mlp)(x).mean(1))
+
+    return way
+
+
+def written_by_numbers(y, seen, made):
+    def write(x):
+        places = seen.nonzero()[:, 0]
+        return y.index_copy(1, places, made(x[:, places]))
+
+    return write
+
+
+def written_by_a_mask(y, seen, made):
+    def write(x):
+        z = y.clone()
+        z[:, seen] = made(x[:, seen])
+        return z
+
+    return write
+
+
+def put_by_a_mask(y, seen, made):
+    return lambda x: (
+        y.mT.mT.transpose(0, 1).index_put((seen,), made(x[:, seen]).transpose(0, 1)).transpose(0, 1)
+    )
+
+
+by_numbers = some_tokens(written_by_numbers)
+
+
+def by_distance(distance):
+    """Logits are how near what is read lies to prototypes."""
+    return lambda m, x: -distance(m.read(x), m.head.weight)
+
+
+by_length = by_distance(lambda x, p: (x[:, None] - p).norm(dim=-1))
+
+
 SAME = {
     "windows joined": (through(windows_at_once), through(windows_joined)),
     "windows written": (through(windows_at_once), through(windows_written)),
@@ -173,17 +288,40 @@ SAME = {
     "keys and values of one layer": (asked_by(probe), asked_by(probe_of_both)),
     "a tangent by an exponential": (gated(tangent), gated(tangent_by_an_exponential)),
     "a tangent less one": (gated(tangent), gated(tangent_less_one)),
+    "written by a mask": (by_numbers, some_tokens(written_by_a_mask)),
+    "shifts in place": (shifted_whole, shifted(shifted_in_place)),
+    "shifts one by one": (shifted_whole, shifted(shifted_one_by_one)),
+    "an expert of no token": (all_experts, by_experts(experts_at_their_tokens)),
+    "scores of learned keys": (
+        keys_joined,
+        with_learned_keys(lambda q, own, k: torch.cat([q @ own.mT, q @ k.mT], -1)),
+    ),
+    "put by a mask": (by_numbers, some_tokens(put_by_a_mask)),
     "copies repeated": (by_interpolation, laid_over(lambda few: few.repeat_interleave(2, 1))),
     "copies by index": (by_interpolation, laid_over(lambda few: few[:, torch.arange(6) // 2])),
 }
 
 
-@pytest.mark.parametrize("name", SAME)
-def test_the_parts_are_the_same(name):
-    usual, found = map(explained, SAME[name])
+def same(usual, found):
+    """Both ways have one map by every method."""
+    usual, found = map(explained, (usual, found))
     for method, scores in usual.items():
         far = float((found[method] - scores).abs().max())
         assert far <= 1e-9 * float(scores.abs().max()), method
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_the_parts_are_the_same(name):
+    same(*SAME[name])
+
+
+@pytest.mark.filterwarnings("ignore::relprop.errors.GenericRuleWarning")
+@pytest.mark.parametrize("samples", [False, True])
+def test_distances_are_lengths_of_differences(samples):
+    def distance(x, p):
+        return torch.cdist(x[:, None], p)[:, 0] if samples else torch.cdist(x, p)
+
+    same(by_length, by_distance(distance))
 
 
 def test_tokens_in_another_order_are_left_out_where_they_stand():

@@ -49,7 +49,7 @@ from relprop.tracer.passes.products.outputs import join_outputs
 from relprop.tracer.passes.products.raising import raise_products, raise_totals
 from relprop.tracer.passes.products.routed import route_rows
 from relprop.tracer.passes.products.scales import scale_inputs
-from relprop.tracer.passes.products.scores import join_scores
+from relprop.tracer.passes.products.scores import join_keys, join_scores
 from relprop.tracer.passes.products.splits import (
     cut_inputs,
     join_split_inputs,
@@ -73,6 +73,7 @@ from relprop.tracer.passes.sums.runs import join_scaled, join_sums, part_totals
 from relprop.tracer.passes.sums.signs import join_signs
 from relprop.tracer.passes.sums.weighed import part_layers
 from relprop.tracer.passes.writes.inplace import functionalise
+from relprop.tracer.passes.writes.masks import count_masks
 from relprop.tracer.passes.writes.once import write_once
 from relprop.tracer.passes.writes.runs import join_writes
 from relprop.tracer.passes.writes.sums import join_sums_by_index
@@ -113,6 +114,7 @@ PASSES = (
     Pass(inline_regions, "the other passes read one flat graph", "constants"),
     Pass(drop_checks, "they carry no values"),
     Pass(functionalise, "from here on every value has one node", "constants"),
+    Pass(count_masks, "positions by a fixed mask are positions by number", "places"),
     Pass(write_once, "what is brought to places of its own is written there", "constants"),
     Pass(join_writes, "what is filled piece by piece is its pieces", "constants"),
     Pass(respell, "one operator for each operation", "constants"),
@@ -126,6 +128,7 @@ PASSES = (
     Pass(raise_between, "what lies between two tensors has one form before it is cut"),
     Pass(part_towers, "samples that were joined are towers of their own"),
     Pass(raise_convolutions, "patches are linear maps of rows", "constants"),
+    Pass(join_keys, "parameters among the keys are keys before they are a layer"),
     Pass(partial(raise_products, spreads=False), "scales stay: a norm may be around them"),
     Pass(join_windows, "windows laid out as columns are a convolution's"),
     Pass(raise_blocks, "of all lanes with all, those read are left", "constants"),

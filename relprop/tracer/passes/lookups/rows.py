@@ -7,10 +7,8 @@ from functools import partial
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_map_only
 
-from relprop.operations import Kind, Value, argument, function_of, is_call, kind, operand
-from relprop.tracer.calls import Values
+from relprop.operations import Kind, argument, is_call, kind, operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
@@ -26,10 +24,10 @@ from relprop.tracer.editing import (
     rows_at,
     shape_of,
     swap,
-    tensor_inputs,
     val,
 )
 from relprop.tracer.passes.lookups.choices import join_choices
+from relprop.tracer.passes.lookups.codes import are_ids, ids_of, of_codes
 from relprop.tracer.passes.lookups.columns import joined_columns
 from relprop.tracer.passes.lookups.counted import from_the_first
 from relprop.tracer.passes.products.operators import repeats
@@ -51,7 +49,7 @@ def raise_lookups(graph: fx.Graph, constants: Constants) -> None:
             return _of_bag(node, constants)
         if kind(node) is Kind.MATMUL:
             return _picked(node, constants)
-        return _of_one_hot(node, constants) if is_call(node, aten.linear) else None
+        return of_codes(node, constants) if is_call(node, aten.linear) else None
 
     columns = partial(joined_columns, device=constants.device)
     simple = False
@@ -109,20 +107,11 @@ def _is_table(x: object) -> bool:
     return is_tensor(x) and not is_live(x) and rank(x) == 2 and val(x).is_floating_point()
 
 
-def _are_ids(x: object) -> bool:
-    return (
-        is_tensor(x)
-        and is_live(x)
-        and not val(x).is_floating_point()
-        and val(x).dtype != torch.bool
-    )
-
-
 def _of_index(node: fx.Node) -> fx.Node | None:
     """``W[ids]``, and ``W.T[:, ids]``, whose features come first."""
     table, indices = operand(node), list(arguments(node)[1])
     given = [i for i in indices if i is not None]
-    if not _is_table(table) or len(given) != 1 or not _are_ids(given[0]):
+    if not _is_table(table) or len(given) != 1 or not are_ids(given[0]):
         return None
     ids = from_the_first(node, given[0], shape_of(table)[0 if indices[0] is not None else 1])
     if indices[0] is not None:
@@ -166,7 +155,7 @@ def _of_gather(node: fx.Node) -> fx.Node | None:
     table, dim, index = arguments(node)[:3]
     if not is_tensor(table) or is_live(table) or not val(table).is_floating_point():
         return None
-    if not _are_ids(index) or rank(table) < 2:
+    if not are_ids(index) or rank(table) < 2:
         return None
     lengths, axis = shape_of(table), dim % rank(table)
     alike = [s == 1 or r == 0 for s, r in zip(lengths, repeats(table), strict=True)]
@@ -191,93 +180,12 @@ def _once(node: fx.Node, x: fx.Node, axis: int) -> fx.Node:
     return emit(node, aten.select.int, x, axis, 0)
 
 
-def _of_one_hot(node: fx.Node, constants: Constants) -> fx.Node | None:
-    """A linear map of zeros with one 1 each → a row of its matrix, and the bias."""
-    x, weight, *bias = arguments(node)
-    ids = _ids_of(x, constants)
-    if ids is None or is_live(weight):
-        return None
-    made = emit(node, aten.embedding.default, permuted(node, weight, [1, 0]), ids)
-    made = reshaped(node, made, shape_of(node))
-    return emit(node, aten.add.Tensor, made, *bias) if bias else made
-
-
 def _picked(node: fx.Node, constants: Constants) -> fx.Node | None:
     """The product of zeros with one 1 each and an activation → the rows that are picked of it."""
     codes, x = arguments(node)[:2]
     if not is_live(x) or shape_of(codes)[:-2] != shape_of(x)[:-2]:
         return None
-    ids = _ids_of(codes, constants)
+    ids = ids_of(codes, constants)
     if ids is None:
         return None
     return rows_at(node, x, rank(node) - 2, reshaped(node, ids, shape_of(node)[:-1]))
-
-
-def _ids_of(x: fx.Node, constants: Constants) -> fx.Node | None:
-    """The numbers whose one-hot code a tensor is, found by trying: all the tensor is made of is
-    worked out for other numbers."""
-    if not is_live(x) or kind(x) is Kind.EMBEDDING:
-        return _ids_of_identity(x, constants)
-    count = shape_of(x)[-1]
-    source = _only_source(x)
-    if source is None or count < 2:
-        return None
-    numbers = torch.arange(val(source).numel()).reshape(shape_of(source)) * 7 % count
-    found = _worked_out(x, source, numbers, constants)
-    if not isinstance(found, Tensor) or found.shape != val(x).shape:
-        return None
-    wanted = torch.nn.functional.one_hot(numbers, count).to(found.dtype)
-    return source if torch.equal(found, wanted.reshape(found.shape)) else None
-
-
-def _ids_of_identity(x: fx.Node, constants: Constants) -> fx.Node | None:
-    """Rows of the identity matrix."""
-    if kind(x) is not Kind.EMBEDDING:
-        return None
-    table = constants.value(operand(x))
-    square = isinstance(table, Tensor) and table.shape[0] == table.shape[1]
-    if square and torch.equal(table, torch.eye(len(table), dtype=table.dtype)):
-        return operand(x, 1)
-    return None
-
-
-def _only_source(x: fx.Node) -> fx.Node | None:
-    """The tensor of whole numbers that everything above ``x`` comes from, ``x`` having one axis
-    more, but for axes of length 1; ``None`` if there are several, or floating ones."""
-    seen, left, found = set(), [x], set()
-    wanted = [s for s in shape_of(x)[:-1] if s != 1]
-    while left:
-        node = left.pop()
-        if node in seen or not is_live(node):
-            continue
-        seen.add(node)
-        if len(seen) > 40 or (node.op != "placeholder" and node.op != "call_function"):
-            return None
-        if _are_ids(node) and [s for s in shape_of(node) if s != 1] == wanted:
-            found.add(node)
-        elif node.op == "placeholder" or kind(node) in (Kind.LINEAR, Kind.MATMUL, Kind.EMBEDDING):
-            return None
-        else:
-            left += tensor_inputs(node)
-    return found.pop() if len(found) == 1 else None
-
-
-def _worked_out(x: fx.Node, source: fx.Node, numbers: Tensor, constants: Constants) -> Value:
-    """The value of ``x`` if that of ``source`` were ``numbers``."""
-    env: Values = {source: numbers}
-
-    def value(node: fx.Node) -> Value:
-        if node not in env:
-            if not is_live(node):
-                env[node] = constants.value(node)
-            else:
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
-                args = tree_map_only(fx.immutable_collections.immutable_list, list, args)
-                kwargs = {k: v for k, v in kwargs.items() if k != "device"}
-                env[node] = function_of(node)(*args, **kwargs)
-        return env[node]
-
-    try:
-        return value(x)
-    except (RuntimeError, TypeError, IndexError, ValueError, KeyError):
-        return None

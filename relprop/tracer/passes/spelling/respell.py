@@ -48,6 +48,7 @@ from relprop.tracer.passes.spelling.picking import rows_of_computed
 from relprop.tracer.passes.spelling.recurrent import unroll
 from relprop.tracer.passes.spelling.statistics import (
     deviation,
+    distances,
     native_norm,
     sum_of_sizes,
     with_mean,
@@ -135,6 +136,7 @@ SPELLINGS: dict[Operator, Rewrite] = {
     aten.nansum: sum_of_numbers,
     aten.cosine_similarity: cosine,
     aten.linalg_vector_norm: sum_of_sizes,
+    **dict.fromkeys((aten.cdist, aten._cdist_forward, aten._euclidean_dist), distances),
     aten.std: deviation,
     aten.var_mean: with_mean,
     aten.std_mean: with_mean,

@@ -6,7 +6,10 @@ from __future__ import annotations
 from torch import fx
 
 from relprop.operations import argument, is_call, operand
-from relprop.tracer.editing import arguments, aten, emit, rank, swap
+from relprop.tracer.editing import arguments, aten, emit, rank, shape_of, swap, val
+
+#: Numbers in all differences of vectors whose distances are written out.
+MOST_DIFFERENCES = 1 << 26
 
 
 def _spread(node: fx.Node, x: fx.Node, like: fx.Node) -> fx.Node:
@@ -68,3 +71,15 @@ def sum_of_sizes(node: fx.Node) -> fx.Node | None:
     dims = [dim] if isinstance(dim, int) else dim or list(range(rank(x)))
     size = emit(node, aten.abs.default, x)
     return emit(node, aten.sum.dim_IntList, size, dims, bool(argument(node, "keepdim")))
+
+
+def distances(node: fx.Node) -> fx.Node | None:
+    """``cdist(x, y)`` → the lengths of all differences, where these are not too many to be made."""
+    x, y, *more = arguments(node)
+    if val(node).numel() * shape_of(x)[-1] > MOST_DIFFERENCES:
+        return None
+    x, y = (emit(node, aten.unsqueeze.default, n, rank(n) - i) for n, i in ((x, 1), (y, 2)))
+    power = more[0] if more else 2.0
+    return emit(
+        node, aten.linalg_vector_norm.default, emit(node, aten.sub.Tensor, x, y), power, [-1]
+    )

@@ -23,7 +23,7 @@ from relprop.tracer.editing import (
     swap,
 )
 from relprop.tracer.passes.simplify.joins import shown
-from relprop.tracer.passes.sums.terms import Terms, added, is_sum, is_top, terms_of, without
+from relprop.tracer.passes.sums.terms import Terms, added, is_sum, is_top, terms_of
 
 
 @dataclass(frozen=True)
@@ -72,30 +72,59 @@ def _added_to_one(node: fx.Node, parts: list[fx.Node], dim: int) -> fx.Node | No
     plain = [found[0] for p in parts if (found := shown(p, dim)) is not None]
     if not plain or len(plain) == len(parts):
         return None
-    source, at, terms = plain[0], 0, []
+    source, at = plain[0], 0
     if shape_of(source) != shape_of(node):
         return None
+    runs = defaultdict[tuple[int, fx.Node, int], list[tuple[int, int]]](list)
     for part in parts:
         size = shape_of(part)[dim]
-        more = _beyond(part, (source, at, at + size), dim)
-        if more is None:
-            return None
-        behind = shape_of(node)[dim] - at - size
-        terms += [(sign, _surrounded(node, n, dim, at, behind)) for sign, n in more]
+        for sign, n, start in _terms_at(part, dim, source):
+            if rank(n) != rank(node) or _beside_axis(n, dim) != _beside_axis(node, dim):
+                return None
+            runs[sign, n, at - start].append((at, at + size))
         at += size
-    return added(node, [(1, source), *terms])
-
-
-def _beyond(part: fx.Node, run: tuple[fx.Node, int, int], dim: int) -> Terms | None:
-    """What a part adds to a run of a tensor; ``None`` if it is something else."""
-    if shown(part, dim) == run:
-        return []
-    terms = terms_of(part) if is_sum(part) and len(part.users) == 1 else []
-    own = [t for t in terms if t[0] > 0 and shown(t[1], dim) == run]
-    if not own:
+    if len(runs.pop((1, source, 0), [])) != len(parts):
         return None
-    more = without(terms, own[0])
-    return more if all(shape_of(n) == shape_of(part) for _, n in more) else None
+    terms: Terms = [(1, source)]
+    for (sign, n, ahead), there in runs.items():
+        if any(one[1] != other[0] for one, other in itertools.pairwise(there)):
+            return None
+        first, last = there[0][0], there[-1][1]
+        if (first, last) != (ahead, ahead + shape_of(n)[dim]):
+            n = emit(node, aten.slice.Tensor, n, dim, first - ahead, last - ahead, 1)
+        terms.append((sign, _surrounded(node, n, dim, first, shape_of(node)[dim] - last)))
+    return added(node, terms)
+
+
+def _beside_axis(node: fx.Node, dim: int) -> list[int]:
+    """The lengths of all axes but one."""
+    return [size for i, size in enumerate(shape_of(node)) if i != dim]
+
+
+def _terms_at(
+    part: fx.Node, dim: int, source: fx.Node, sign: int = 1, start: int = 0
+) -> list[tuple[int, fx.Node, int]]:
+    """What a part is the sum of, by the tensors and where in them it starts: sums of which only
+    runs are read are taken apart, too."""
+    run = shown(part, dim)
+    if run is not None and run[0] is source:
+        return [(sign, source, start + run[1])]
+    if run is not None and run[0] is not part:
+        whole = run[0]
+        cut = is_sum(whole) and all(is_call(u, aten.slice) for u in whole.users)
+        return _apart(whole, dim, source, sign, start + run[1]) if cut else [(sign, part, start)]
+    alone = is_sum(part) and len(part.users) == 1
+    return _apart(part, dim, source, sign, start) if alone else [(sign, part, start)]
+
+
+def _apart(
+    total: fx.Node, dim: int, source: fx.Node, sign: int, start: int
+) -> list[tuple[int, fx.Node, int]]:
+    """The same of a sum, term by term."""
+    terms = terms_of(total)
+    if any(shape_of(n) != shape_of(total) for _, n in terms):
+        return [(sign, total, start)]
+    return [t for s, n in terms for t in _terms_at(n, dim, source, sign * s, start)]
 
 
 def _join(node: fx.Node, terms: Terms) -> None:
