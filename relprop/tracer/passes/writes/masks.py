@@ -5,17 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, is_call, kind, operand
+from relprop.operations import Kind, argument, is_call, kind, operand
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import arguments, aten, emit, rank, shape_of, val
 
 
 def count_masks(graph: fx.Graph, constants: Constants) -> None:
-    """Positions of one axis that a mask of constants says, read or written → by their numbers."""
+    """Positions of one axis that a mask of constants says, read or written → by their numbers. What
+    is added at a mask stays: it brings no two values to one place, as numbers may."""
     counted: dict[fx.Node, fx.Node] = {}
     for node in list(graph.nodes):
-        if not is_call(node, aten.index, aten.index_put):
+        adds = is_call(node, aten.index_put) and argument(node, "accumulate")
+        if adds or not is_call(node, aten.index, aten.index_put):
             continue
         indices = list(arguments(node)[1])
         for i, mask in enumerate(indices):
