@@ -4,8 +4,10 @@
     python benchmarks/compiled.py --backend inductor --ahead-of-time  # compiled, too: some minutes
     python benchmarks/compiled.py --model vit --backend inductor      # ViT-B/16: half an hour
 
-Ratios of one run, medians of ``--repeats``. With a backend the forward pass that it compiles is
-measured, too, and what it compiles is also given as a multiple of that.
+Ratios of one run, medians of ``--repeats``. By default an explainer looks at each call whether its
+model was changed, which has a row of its own; all others are with ``verify=False``. With a backend
+the forward pass that it compiles is measured, too, and what it compiles is also given as a multiple
+of that.
 """
 
 from __future__ import annotations
@@ -57,6 +59,8 @@ def calls(model: nn.Module, example: Tensor, given: argparse.Namespace) -> Itera
     for method in METHODS:
         how: dict[str, Any] = {"method": method}
         yield f"{method}, explain", False, lambda x, how=how: relprop.explain(model, x, 3, **how)
+        checked = relprop.compile(model, example, **how)
+        yield f"{method}, flat, verify=True", False, lambda x, flat=checked: flat(x, 3)
         for ledger in (False, True):
             flat = relprop.compile(model, example, ledger=ledger, verify=False, **how)
             name = f"{method}, flat" + ", with books" * ledger
