@@ -10,6 +10,7 @@ need not look at it; and what reads texts has one name, ``processor``.
 from __future__ import annotations
 
 import inspect
+import os
 import random
 import sys
 import sysconfig
@@ -35,8 +36,10 @@ from relprop.errors import (
 )
 
 Thing = TypeVar("Thing", bound=Callable[..., Any])
-HERE = str(Path(__file__).parent)
-LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+HERE = f"{Path(__file__).parent}{os.sep}"
+LIBRARIES = tuple(
+    {f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")}
+)
 #: What a class's users call beside its public methods.
 CALLED = ("__init__", "__call__", "__getitem__", "__enter__", "_repr_html_", "_repr_png_")
 #: Draws one of Python's random numbers when it is first imported, by whatever library.
@@ -174,7 +177,7 @@ def answered(error: Exception, name: str, function: Any = None) -> RelpropError:
     place = frames[mine[-1]] if mine else frames[-1]
     return UnforeseenError(
         f"{name} met what it did not foresee: {said}",
-        at=f"relprop{place.filename.removeprefix(HERE)}:{place.lineno}, in {place.name}",
+        at=f"relprop/{place.filename.removeprefix(HERE)}:{place.lineno}, in {place.name}",
         then=[
             "look at the arguments: their types, shapes and values",
             "if they are right, it is a fault of relprop: report it with the traceback",

@@ -20,8 +20,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from relprop.operations import Args, Kwargs, Value
 from relprop.tracer.facts import Place
 
-#: Where PyTorch's own code is.
+#: Where PyTorch's own code is, and relprop's. A user's folder may have the name of either.
 TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+RELPROP = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def recorded_value(node: fx.Node) -> Value:
@@ -77,7 +78,7 @@ def _of_the_model(path: str) -> str:
 def frame_source() -> str:
     """``file.py:88: `code` `` of the line of the user's that runs now."""
     frames = traceback.extract_stack()[:-1]
-    theirs = [f for f in frames if "/torch/" not in f.filename and "/relprop/" not in f.filename]
+    theirs = [f for f in frames if not f.filename.startswith((TORCH, RELPROP))]
     last = (theirs or frames)[-1]
     return f"{last.filename.rsplit('/', 1)[-1]}:{last.lineno}: `{(last.line or '').strip()}`"
 
@@ -139,7 +140,7 @@ def _source(trace: str) -> str:
         for i in range(len(lines))
         if lines[i].strip().startswith("File ")
     ]
-    theirs = [f for f in frames if "/torch/" not in f[0]] or frames
+    theirs = [f for f in frames if not f[0].startswith(f'File "{TORCH}')] or frames
     if not theirs:
         return ""
     where, code = theirs[-1]
