@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -27,9 +28,9 @@ SKIPPED = 0.05
 @app.command()
 def make(only: Only = "", jobs: Jobs = 2, out: Path = Path("build/reference/made")) -> None:
     """Measure the models and write the files. An interrupted run goes on where it stopped."""
-    chosen = _chosen(only, 0)
-    found = measured(chosen, out, jobs=jobs, rounding=True, tell=typer.echo)
-    write(by_family(found, {n: s.family for n, s in chosen.items()}))
+    asked = chosen(only)
+    found = measured(asked, out, jobs=jobs, rounding=True, tell=typer.echo)
+    write(by_family(found, {n: s.family for n, s in asked.items()}))
     shutil.rmtree(out)
     typer.echo(f"{len(found)} models are kept")
 
@@ -42,9 +43,9 @@ def compare(
     out: Path = Path("build/reference/compared"),
 ) -> None:
     """Measure the models and print what is otherwise; exit with 1 if anything is."""
-    chosen = _chosen(only, sample)
-    kept = entries(s.family for s in chosen.values())
-    found = measured(chosen, out, jobs=jobs, rounding=False, tell=typer.echo)
+    asked = chosen(only, sample)
+    kept = entries(s.family for s in asked.values())
+    found = measured(asked, out, jobs=jobs, rounding=False, tell=typer.echo)
     shutil.rmtree(out)
     skipped = [n for n in found if unlike(found[n], kept.get(n, {}))]
     lines = [line for n in found if n not in skipped for line in _of(n, found[n], kept)]
@@ -67,13 +68,13 @@ def _of(name: str, now: Entry, kept: dict[str, Entry]) -> list[str]:
     return [f"{name}: {line}" for line in differences(now, kept[name])]
 
 
-def _chosen(only: str, sample: int) -> dict[str, Subject]:
+def chosen(only: str, sample: int = 0, among: Iterable[str] | None = None) -> dict[str, Subject]:
     """The subjects that are asked for, in an order by chance: none takes long at the end."""
-    words = [w for w in only.split(",") if w]
-    found = {n: s for n, s in every().items() if not words or any(w in n for w in words)}
+    words, known = [w for w in only.split(",") if w], every()
+    found = [n for n in among or known if not words or any(w in n for w in words)]
     seed = _commit() if sample else ""
-    names = sorted(found, key=lambda n: zlib.crc32(f"{seed}{n}".encode()))
-    return {n: found[n] for n in names[: sample or None]}
+    found.sort(key=lambda n: zlib.crc32(f"{seed}{n}".encode()))
+    return {n: known[n] for n in found[: sample or None]}
 
 
 def _commit() -> str:

@@ -108,7 +108,8 @@ def enlarge(model: nn.Module, y: Tensor, factor: float) -> None:
     level, seen = [y.grad_fn], set()
     while level:
         below = [f for node in level if node is not None for f, _ in node.next_functions]
-        leaves = [f.variable for f in below if hasattr(f, "variable") and id(f.variable) in own]
+        held = (getattr(f, "variable", None) for f in below)
+        leaves = [p for p in held if p is not None and id(p) in own]
         if leaves:
             with torch.no_grad():
                 for p in leaves:

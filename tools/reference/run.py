@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 import multiprocessing
 import re
+import traceback
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,15 @@ def measured(
     wanted = list(names)
     out.mkdir(parents=True, exist_ok=True)
     todo = [n for n in wanted if not _path(out, n).exists()]
+    failed: list[str] = []
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        jobs, mp_context=context, initializer=_start, max_tasks_per_child=RECYCLE
-    ) as pool:
-        waiting = {pool.submit(_measure, n, rounding, str(_path(out, n))): n for n in todo}
-        for done, future in enumerate(as_completed(waiting), 1):
-            future.result()
-            tell(f"[{done}/{len(todo)}] {waiting[future]}")
+    given = [(n, rounding, str(_path(out, n))) for n in todo]
+    with context.Pool(jobs, initializer=_start, maxtasksperchild=RECYCLE) as pool:
+        for done, (name, error) in enumerate(pool.imap_unordered(_measure, given), 1):
+            tell(f"[{done}/{len(todo)}] {name} {error}")
+            failed += [f"{name}: {error}"] if error else []
+    if failed:
+        raise RuntimeError("\n".join(["not measured:", *failed]))
     return {n: json.loads(_path(out, n).read_text()) for n in wanted}
 
 
@@ -43,11 +44,25 @@ def _start() -> None:
     torch.set_num_threads(1)
 
 
-def _measure(name: str, rounding: bool, path: str) -> None:
-    from tools.reference.measure import measure
-    from tools.reference.subjects import every
-
-    text = json.dumps(measure(every()[name], rounding))
+def _measure(given: tuple[str, bool, str]) -> tuple[str, str]:
+    """The subject's name, and the error that kept it from being measured."""
+    name, rounding, path = given
+    try:
+        text = json.dumps(entry_of(name, rounding))
+    except Exception:  # the others are measured, and it is said at the end
+        return name, traceback.format_exc()
     whole = Path(f"{path}.part")
     whole.write_text(text)
     whole.rename(path)
+    return name, ""
+
+
+def entry_of(name: str, rounding: bool = False) -> dict[str, Any]:
+    """What is kept of a subject, measured now."""
+    from tools.reference.called import measure_call
+    from tools.reference.measure import measure
+    from tools.reference.subjects import CALL, every
+
+    if name.startswith(CALL):
+        return measure_call(name.removeprefix(CALL), rounding)
+    return measure(every()[name], rounding)

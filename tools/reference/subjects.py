@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import zlib
 from collections.abc import Callable, Mapping
@@ -26,6 +27,9 @@ EXCLUSIONS = Path(__file__).parents[2] / "tests" / "sweep" / "exclusions.json"
 #: So many of the models are also run in other ways, and so many compiled.
 VARIED, COMPILED = 250, 40
 LONG = 300
+#: With what the names of calls begin.
+CALL = "calls/"
+THIRD_PARTY = "third-party/"
 
 
 @dataclass
@@ -43,12 +47,15 @@ class Built:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model by its name. ``family`` names the file that holds its scores; ``ways``: whether it is
-    run in other ways, too, and compiled."""
+    """A model by its name, or a call of a public function, which has nothing to ``build``.
+
+    ``family`` names the file that holds its scores; ``varied``: whether it is run in other ways,
+    too; ``compiled``: whether as a program.
+    """
 
     name: str
     family: str
-    build: Callable[[], Built]
+    build: Callable[[], Built] | None = None
     varied: bool = False
     compiled: bool = False
 
@@ -56,7 +63,7 @@ class Subject:
 @cache
 def every() -> dict[str, Subject]:
     """All of them, by name."""
-    found = [*_swept(), *_people(), *_third_party()]
+    found = [*_swept(), *_people(), *_third_party(), *_calls()]
     return {s.name: s for s in found}
 
 
@@ -143,4 +150,30 @@ def _pair(make: Callable[[], Any]) -> Built:
 
 def _third_party() -> list[Subject]:
     """The models of ``tests/third_party``, where their packages are installed."""
-    return []
+    from tests.third_party.models import CASES
+
+    packages = {
+        name: case.made[0].partition(":")[0].partition(".")[0] for name, case in CASES.items()
+    }
+    return [
+        Subject(f"{THIRD_PARTY}{n}", f"third-party-{packages[n]}", partial(_case, case))
+        for n, case in CASES.items()
+        if importlib.util.find_spec(packages[n])
+    ]
+
+
+def _case(case: Any) -> Built:
+    from tests.third_party.checks import built
+
+    torch.manual_seed(0)  # buffers that a model draws
+    model = built(case.made).double().eval()
+    draw(model, 0)
+    named = isinstance(next(iter(case.inputs)), str)
+    return Built(model, case.inputs if named else tuple(case.inputs.values()), case.target)
+
+
+def _calls() -> list[Subject]:
+    """The calls of ``tests/reference/calls.py``."""
+    from tests.reference.calls import calls
+
+    return [Subject(f"{CALL}{n}", f"calls-{n.partition('/')[0]}") for n in calls()]

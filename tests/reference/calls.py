@@ -1,13 +1,11 @@
-"""Calls of the public door whose answers were recorded: models × methods × options, what each
-gives, and what each says where it refuses.
+"""Calls of public functions whose answers are kept: models × methods × options, what each gives,
+and what each says where it refuses.
 
-A call is a function without arguments. ``answer`` makes tensors and sentences of what it returned;
-``test_behaviour.py`` holds them against the record, ``python -m tests.behaviour.record`` makes the
-record anew.
+A call is a function without arguments. ``answer`` makes tensors and sentences of what it returned.
 """
 
+import copy
 import functools
-import re
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,9 +15,10 @@ from torch import Tensor, nn
 
 import relprop
 from relprop import targets
-from relprop.errors import RelpropError
 from tests.common import models as small
 from tests.methods.table import FEW, MODELS, made
+from tools.reference.drawn import draw, draw_inputs
+from tools.reference.sentences import sentence
 
 RULES = ("stable", "reference", "lrp", "epsilon_lrp", "attnlrp", "cp_lrp")
 BOOKS = ("transformer_attribution", "lrp")
@@ -114,8 +113,11 @@ OWN: dict[str, Callable[[], tuple[nn.Module, Any, Any]]] = {
 
 @functools.cache
 def model(name: str) -> tuple[nn.Module, Any, Any]:
-    """A model, its inputs and its target, made once."""
-    return OWN[name]() if name in OWN else made(name)
+    """A model, its inputs and its target, made once, with numbers that are the same anywhere."""
+    given, inputs, target = OWN[name]() if name in OWN else made(name)
+    own = copy.deepcopy(given)
+    draw(own, 0)
+    return own, draw_inputs(inputs, 1), target
 
 
 def explain(name: str, target: Any = ..., **options: Any) -> Any:
@@ -253,15 +255,12 @@ def answer(call: Callable[[], Any], books: bool) -> tuple[dict[str, Tensor], lis
         warnings.simplefilter("always")
         try:
             found, said = dict(_tensors("", call(), books)), []
-        except RelpropError as refusal:
-            found, said = {}, [f"{type(refusal).__name__}: {refusal}"]
         except Exception as error:
-            found, said = {}, [f"raw {type(error).__name__}"]
+            found, said = {}, [sentence(error, whole=True)]
     text = found.pop("text", None)
     said += [text] if isinstance(text, str) else []
-    said += [str(w.message) for w in told if issubclass(w.category, relprop.RelpropWarning)]
-    # addresses are any, and PyTorch's own messages are those of its version
-    return found, [re.sub(r" at 0x[0-9a-f]+|(?<=RuntimeError: ).*", "", line) for line in said]
+    own = (w.message for w in told if issubclass(w.category, relprop.RelpropWarning))
+    return found, said + [sentence(w, whole=True) for w in own]
 
 
 def _tensors(path: str, value: Any, books: bool) -> Iterator[tuple[str, Any]]:
