@@ -107,13 +107,19 @@ def enlarge(model: nn.Module, y: Tensor, factor: float) -> None:
     own = {id(p) for p in model.parameters()}
     level, seen = [y.grad_fn], set()
     while level:
-        below = [f for node in level if node is not None for f, _ in node.next_functions]
-        held = (getattr(f, "variable", None) for f in below)
-        leaves = [p for p in held if p is not None and id(p) in own]
+        below = [f for node in level for f, _ in node.next_functions if f is not None]
+        leaves = [p for f in below if id(p := _leaf(f)) in own]
         if leaves:
             with torch.no_grad():
                 for p in leaves:
                     p.mul_(factor)
             return
-        level = [f for f in below if f is not None and f not in seen]
+        level = [f for f in dict.fromkeys(below) if f not in seen]
         seen.update(level)
+
+
+def _leaf(node: Any) -> Any:
+    """The parameter that a step of the gradient ends in, transposed or seen otherwise."""
+    while len(node.next_functions) == 1 and node.next_functions[0][0] is not None:
+        node = node.next_functions[0][0]
+    return getattr(node, "variable", None)

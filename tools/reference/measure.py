@@ -80,7 +80,7 @@ def _rest(
     entry["scores"] = {k: kept(v) for k, v in found.pop("").items()}
     kinds = {way: s for way, s in found.items() if way not in EQUAL}
     entry["ways"] = {way: {k: summed(v) for k, v in s.items()} for way, s in kinds.items()}
-    if rounding:
+    if rounding and not entry["model"]["decisions"]:
         round_otherwise(built.model)
         entry["moved"] = _moved(explained, built)
 
@@ -101,8 +101,9 @@ def operations() -> Iterator[list[str]]:
 
 
 def _first(built: Built) -> tuple[Entry, Explained]:
-    """What is said of the model and of each method, and the explanations; the target is settled
-    and the weights are scaled on the way."""
+    """What is said of the model and of each method, and the explanations; the target is settled and
+    the weights are scaled on the way. A model that branches on values is captured at every call,
+    and so asked less."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         entry: Entry = {"said": {}}
@@ -112,7 +113,8 @@ def _first(built: Built) -> tuple[Entry, Explained]:
         except Exception as error:
             return entry | {"said": {"capture": sentence(error)}}, {}
         entry["model"] = _model(program)
-        _scale(built)
+        if not program.decisions:
+            _scale(built)
         found = together(built, METHODS)
         alone, entry["said"] = _one_by_one(built, [m for m in METHODS if m not in found])
         found |= alone
