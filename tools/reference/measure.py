@@ -33,6 +33,7 @@ from tools.reference.ways import (
     together,
     whole_maps,
 )
+from tools.sweep.subject import CannotBuild
 from tools.sweep.targets import element
 
 METHODS = (
@@ -52,7 +53,10 @@ def measure(subject: Subject, rounding: bool) -> Entry:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert subject.build is not None  # a call has none
-        built = subject.build()
+        try:
+            built = subject.build()
+        except CannotBuild:  # with these versions; the sweep says why
+            return {"said": {"model": "cannot be built"}}
     with operations() as counted:
         entry, explained = _first(built)
     entry["operations"] = counted[0] if counted else ""
