@@ -42,21 +42,15 @@ class Checked:
         self.before = {k: v.clone() for k, v in self.model.state_dict().items()}
 
     def explained(self, method, sample=None):
-        """relprop's answer for the batch, or for one of its samples; an error is raised anew."""
-        key = method, sample
-        if key not in self.answers:
+        """relprop's answer for the batch, or for one of its samples."""
+        if (method, sample) not in self.answers:
             keep = ("blocks",) if method == DEFAULT else ()
             inputs = self.case.inputs if sample is None else oracle.cut(self.case.inputs, sample)
             inputs = inputs if isinstance(next(iter(inputs)), str) else tuple(inputs.values())
-            try:
-                self.answers[key] = relprop.explain(
-                    self.model, inputs, self.case.target, method=method, keep=keep
-                )
-            except Exception as error:
-                self.answers[key] = error
-        if isinstance(self.answers[key], Exception):
-            raise self.answers[key]
-        return self.answers[key]
+            self.answers[method, sample] = relprop.explain(
+                self.model, inputs, self.case.target, method=method, keep=keep
+            )
+        return self.answers[method, sample]
 
     @cached_property
     def seen(self):

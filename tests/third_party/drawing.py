@@ -38,11 +38,6 @@ def ids(vocabulary, *shape, seed=1):
     return torch.from_numpy(np.random.default_rng(seed).integers(0, vocabulary, shape))
 
 
-def ending(words, last):
-    """The words with an end mark, which is the largest id."""
-    return torch.cat([words[:, :-1], torch.full_like(words[:, :1], last)], 1)
-
-
 class Sentences(torch.nn.Module):
     """A sentence encoder of sentence-transformers, whose own forward takes one dict; with ids alone
     unless ``whole``. It is read from a folder, since its modules are made from folders only."""

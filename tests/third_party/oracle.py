@@ -28,18 +28,16 @@ CHANGES |= {"Where", "Index", "Convolution", "NativeLayerNorm"}
 
 
 class Map(NamedTuple):
-    """One attention map and its gradient, each (batch, heads, queries, keys)."""
+    """Each (batch, heads, queries, keys)."""
 
     attention: Tensor
     gradient: Tensor
 
 
 class Seen(NamedTuple):
-    """What was found in the graph. ``products``: for each input gradient × input, or gradient ×
-    embedding of ids, element by element; ``None`` where y does not read the input, or no embedding
-    reads the ids as they are."""
+    """``products``: of each input gradient × input, or gradient × embedding of ids, element by
+    element; ``None`` where y does not read the input, or no embedding the ids as they are."""
 
-    value: Tensor
     maps: list[Map]
     products: dict[str | int, Tensor | None]
 
@@ -60,26 +58,23 @@ def see(model, inputs, target, mixed=False, alone=False):
     samples of a batch, so that each is run alone."""
     if alone:
         parts = [see(model, cut(inputs, i), target, mixed) for i in range(_batch(inputs))]
-        values, maps, products = zip(*parts, strict=True)
-        maps = [Map(*map(torch.cat, zip(*same, strict=True))) for same in zip(*maps, strict=True)]
-        products = {k: torch.cat([p[k] for p in products]) for k in inputs}
-        return Seen(torch.cat(values), maps, products)
+        together = zip(*(part.maps for part in parts), strict=True)
+        maps = [Map(*map(torch.cat, zip(*same, strict=True))) for same in together]
+        return Seen(maps, {k: torch.cat([p.products[k] for p in parts]) for k in inputs})
     leaves = {k: v.clone().requires_grad_() if _floating(v) else v for k, v in inputs.items()}
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), Unfused():
         output = model(**leaves) if isinstance(next(iter(leaves)), str) else model(*leaves.values())
-    values = [_of_sample(output, sample, target) for sample in range(_batch(inputs))]
-    value = torch.stack(values).sum()
+    value = sum(_of_sample(output, sample, target) for sample in range(_batch(inputs)))
     readers = _readers(value.grad_fn)
-    found = [n for n in readers if _kind(n) in SOFTMAX]
-    found.sort(key=lambda node: node._sequence_nr())
-    places = [place for node in found if (place := _place(node, readers, mixed))]
+    forward = sorted(readers, key=lambda node: node._sequence_nr())
+    places = [_place(node, readers, mixed) for node in forward if _kind(node) in SOFTMAX]
+    places = [place for place in places if place]
     gradients = _gradients(value, [edge for edge, _, _ in places])
     maps = [
-        Map(*(_laid_out(t, axis, _batch(inputs)) for t in (attention, gradient)))
-        for (_, attention, axis), gradient in zip(places, gradients, strict=True)
+        Map(_laid_out(a, axis, _batch(inputs)), _laid_out(g, axis, _batch(inputs)))
+        for (_, a, axis), g in zip(places, gradients, strict=True)
     ]
-    products = {k: _product(value, leaf, readers) for k, leaf in leaves.items()}
-    return Seen(torch.stack(values).detach(), maps, products)
+    return Seen(maps, {k: _product(value, leaf, readers) for k, leaf in leaves.items()})
 
 
 def _batch(inputs):
@@ -132,13 +127,12 @@ def _place(node, readers, mixed):
 
 def _contractions(node, readers, mixed):
     """The contractions that read this softmax, each with its operand, and whether that is another
-    map than the softmax's. ``mixed``: the first one mixes heads."""
+    map. ``mixed``: the first one mixes heads."""
     found, todo, passed = set(), [(node, r, False) for r in readers[node]], set()
     while todo:
         below, reader, changed = todo.pop()
         kind = _kind(reader)
-        summed = kind == "Mul" and any(r.name() == "SumBackward1" for r in readers[reader])
-        if (kind in CONTRACTIONS or summed) and (changed or not mixed):
+        if kind in CONTRACTIONS and (changed or not mixed):
             found.add((reader, below, changed))
         elif kind in MOVES | CHANGES | (CONTRACTIONS if mixed else set()) and reader not in passed:
             passed.add(reader)
@@ -151,9 +145,8 @@ def _kind(node):
 
 
 def _gradients(value, edges):
-    if not edges:
-        return []
-    return torch.autograd.grad(value, edges, retain_graph=True, allow_unused=True)
+    grad = torch.autograd.grad
+    return grad(value, edges, retain_graph=True, allow_unused=True) if edges else []
 
 
 def _laid_out(tensor, keys, batch):
@@ -164,16 +157,14 @@ def _laid_out(tensor, keys, batch):
 
 
 def _product(value, leaf, readers):
-    if not isinstance(leaf, Tensor):
-        return None
-    if leaf.is_floating_point():
+    if _floating(leaf):
         [gradient] = _gradients(value, [leaf])
         return None if gradient is None else (gradient * leaf).detach()
-    found = [n for n in readers if n.name() == "EmbeddingBackward0"]
-    found = [n for n in found if torch.equal(n._saved_indices, leaf)]
-    edges = [GradientEdge(node, 0) for node in found]
+    found = [n for n in readers if _kind(n) == "Embedding"]
+    found = [n for n in found if torch.is_tensor(leaf) and n._saved_indices.equal(leaf)]
     tables = [node.next_functions[0][0].variable.detach() for node in found]
-    products = [g * t[leaf] for g, t in zip(_gradients(value, edges), tables, strict=True)]
+    gradients = _gradients(value, [GradientEdge(node, 0) for node in found])
+    products = [g * table[leaf] for g, table in zip(gradients, tables, strict=True)]
     return sum(products) if products else None
 
 
@@ -185,7 +176,7 @@ def scores(maps, method, reads, beside=1):
     a position, or a slice of positions, for the mean of their rows. ``beside``: so many maps, one
     after the other in ``maps``, are side by side in one sum."""
     tokens = max(m.attention.shape[-2] for m in maps)
-    found = [_matrix(m, method, reads, tokens) for m in maps]
+    found = [_matrix(m, method) for m in maps]
     found = [m for m in found if m.shape[-2:] == (tokens, tokens)]
     found = [sum(found[i : i + beside]) for i in range(0, len(found), beside)]
     matrix = sum(found) if method == "attention_times_grad" else rolled_up(found)
@@ -196,19 +187,13 @@ def read(matrix, reads):
     return matrix[:, reads].mean(1) if isinstance(reads, slice) else matrix[:, reads]
 
 
-def _matrix(one, method, reads, tokens):
+def _matrix(one, method):
     """What stands beside I, (batch, tokens, tokens): the mean of A over heads, or of (A ⊙ ∇A)⁺.
-    Learned keys stand before the tokens and are none; a map of one query is that of the row that is
-    read."""
+    Learned keys stand before the tokens and are none."""
     weights = one.attention
     if method != "rollout":
         weights = (weights * one.gradient).clamp(min=0)
-    weights = weights.mean(1)[..., -tokens:]
-    if weights.shape[-2] > 1 or isinstance(reads, slice):
-        return weights
-    square = torch.zeros(len(weights), tokens, weights.shape[-1], dtype=weights.dtype)
-    square[:, reads] = weights[:, 0]
-    return square
+    return weights.mean(1)[..., -weights.shape[-2] :]
 
 
 def rolled_up(found):
