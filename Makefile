@@ -1,8 +1,9 @@
 # Two commands do everything: `make demo` and `make test`. Both create the environment they need.
 VENV ?= .venv
+THIRD_PARTY ?= .venv-third-party
 PY := $(VENV)/bin/python
 
-.PHONY: demo test test-slow lint docs screenshots bench sweep evaluate clean
+.PHONY: demo test test-slow third-party lint docs screenshots bench sweep evaluate clean
 
 $(VENV)/.ready: pyproject.toml
 	test -x $(PY) || python3 -m venv $(VENV)
@@ -18,6 +19,16 @@ test: $(VENV)/.ready
 
 test-slow: $(VENV)/.ready
 	$(PY) -m pytest -n 2 --dist loadfile --hypothesis-profile thorough
+
+# Models of other people's packages beside an oracle that does not know relprop, in an environment of their own.
+third-party: $(THIRD_PARTY)/.ready
+	OMP_NUM_THREADS=1 $(THIRD_PARTY)/bin/python -m pytest --confcutdir=tests/third_party tests/third_party
+
+$(THIRD_PARTY)/.ready: pyproject.toml tests/third_party/requirements.txt
+	test -x $(THIRD_PARTY)/bin/python || python3 -m venv $(THIRD_PARTY)
+	$(THIRD_PARTY)/bin/python -m pip install --quiet --upgrade pip
+	$(THIRD_PARTY)/bin/python -m pip install --quiet -e . -r tests/third_party/requirements.txt
+	touch $@
 
 lint: $(VENV)/.ready
 	$(PY) -m ruff format --check --quiet .
@@ -47,4 +58,4 @@ evaluate: $(VENV)/.ready
 	rm -r build/evaluation
 
 clean:
-	rm -rf $(VENV) docs/_build docs/gallery demo.png build *.egg-info
+	rm -rf $(VENV) $(THIRD_PARTY) docs/_build docs/gallery demo.png build *.egg-info
