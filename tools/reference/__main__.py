@@ -47,7 +47,7 @@ def compare(
     kept = entries(s.family for s in asked.values())
     found = measured(asked, out, jobs=jobs, rounding=False, tell=typer.echo)
     shutil.rmtree(out)
-    skipped = [n for n in found if unlike(found[n], kept.get(n, {}))]
+    skipped = [n for n in found if unlike(asked[n].family, found[n], kept.get(n, {}))]
     lines = [line for n in found if n not in skipped for line in _of(n, found[n], kept)]
     typer.echo("\n".join(lines))
     for name in skipped:
@@ -57,9 +57,9 @@ def compare(
         raise typer.Exit(1)
 
 
-def unlike(now: Entry, then: Entry) -> bool:
+def unlike(family: str, now: Entry, then: Entry) -> bool:
     """Whether another version of a package gives another graph."""
-    return versions() != made_with() and now.get("operations") != then.get("operations")
+    return versions() != made_with(family) and now.get("operations") != then.get("operations")
 
 
 def _of(name: str, now: Entry, kept: dict[str, Entry]) -> list[str]:

@@ -50,9 +50,16 @@ def write(by_family: Mapping[str, Mapping[str, Entry]]) -> None:
         merged = {**entries([family]), **made}
         lines = ",\n".join(f"{json.dumps(n)}: {_lines(merged[n])}" for n in sorted(merged))
         path(family).write_text(f"{{\n{lines}\n}}\n")
+    made = json.loads(MADE_OF.read_text()) if MADE_OF.exists() else {}
     processor = platform.processor() or platform.machine()
     facts = {"versions": versions(), "processor": processor, "instructions": _instructions()}
-    MADE_OF.write_text(json.dumps(facts, indent=1) + "\n")
+    made |= {_group(family): facts for family in by_family}
+    MADE_OF.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
+
+
+def _group(family: str) -> str:
+    """Third-party models are measured in an environment of their own."""
+    return "third-party" if family.startswith("third-party") else "others"
 
 
 def _lines(entry: Entry) -> str:
@@ -77,7 +84,7 @@ def by_family(
     return sorted_in
 
 
-def made_with() -> dict[str, str]:
-    """The versions that the reference was made with."""
-    versions: dict[str, str] = json.loads(MADE_OF.read_text())["versions"]
+def made_with(family: str) -> dict[str, str]:
+    """The versions that the entries of a family were made with."""
+    versions: dict[str, str] = json.loads(MADE_OF.read_text())[_group(family)]["versions"]
     return versions

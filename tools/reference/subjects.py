@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +30,6 @@ VARIED, COMPILED = 250, 40
 LONG = 300
 #: With what the names of calls begin.
 CALL = "calls/"
-THIRD_PARTY = "third-party/"
 
 
 @dataclass
@@ -152,14 +152,16 @@ def _third_party() -> list[Subject]:
     """The models of ``tests/third_party``, where their packages are installed."""
     from tests.third_party.models import CASES
 
-    packages = {
-        name: case.made[0].partition(":")[0].partition(".")[0] for name, case in CASES.items()
-    }
     return [
-        Subject(f"{THIRD_PARTY}{n}", f"third-party-{packages[n]}", partial(_case, case))
-        for n, case in CASES.items()
-        if importlib.util.find_spec(packages[n])
+        Subject(f"third-party/{name}", f"third-party-{needed[-1]}", partial(_case, case))
+        for name, case in CASES.items()
+        if all(map(importlib.util.find_spec, needed := _packages(case)))
     ]
+
+
+def _packages(case: Any) -> list[str]:
+    """The packages that a case is built from, by its paths (``package.module:name``)."""
+    return list(dict.fromkeys(re.findall(r"'(\w+)[\w.]*:\w+'", repr(case.made))))
 
 
 def _case(case: Any) -> Built:
