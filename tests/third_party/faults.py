@@ -9,10 +9,12 @@ ALL = "batch maps sites identity books gradient_x_input"
 KNOWN = [
     ("one feature of a backbone without a head: the last attention weighs 1/d beside the skip's 1",
      "vit.qk_norm siglip x.embedding x_clip.text timm.headless sentences", ROWS),
-    ("cuts of features on a way without a skip beside it: streams of hyper-connections, shifts",
-     "vit.hyper x.hyper local.hyper x.shifted recurrent_memory", ROWS),
+    ("cuts of features on a way without a skip beside it: the streams of hyper-connections",
+     "vit.hyper x.hyper local.hyper recurrent_memory", ROWS),
     ("one map in two terms of a sum counts twice: projections taken off, GRU gates, loops",
-     "vit.orthogonal vit.looped x.gru x.orthogonal x.orthogonal_values x.split_residual", ROWS),
+     "vit.orthogonal vit.looped x.gru x.split_residual", ROWS),
+    ("projections over tokens and features in one axis are taken for features",
+     "x.orthogonal x.orthogonal_values", ROWS),
     ("the identity again at long skips, at inputs and values that are added again",
      "vit.value_residual vit.unet x.unet x.reinjected x.value_residual x.on_attention reformer "
      "itransformer vit.layers vit.dca x.integrated", ROWS),
@@ -32,7 +34,7 @@ KNOWN = [
      "coca", "maps sites"),
     ("a constant without axes beside the output: the user's callable is blamed",
      "open_clip.pair", ALL, "slice() cannot be applied to a 0-dim tensor"),
-    ("ids that are one row of a table each are no input that is explained",
+    ("ids that are clamped before they are looked up are not explained, and no softmax is seen",
      "tab_transformer", "batch maps sites identity books", "it has no softmax"),
 ]  # fmt: skip
 
