@@ -4,6 +4,7 @@
 sixty that the commit's hash draws. ``make`` keeps what was changed on purpose.
 """
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -34,7 +35,7 @@ DOZEN = (
     "hf/mixtral/MixtralForCausalLM",
     "hf/deberta-v2/DebertaV2ForTokenClassification",
     "hf/wav2vec2/Wav2Vec2ForCTC",
-    "people/gpt_einsum",
+    "people/einsum_gpt",
 )
 
 
@@ -74,13 +75,15 @@ def test_everything_kept_is_there_still():
 
 
 def test_weights_are_numpys():
-    """Layers of one shape that PyTorch drew from other seeds have the same weights afterwards."""
-    models = []
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        models.append(nn.Sequential(nn.Linear(30, 40), nn.BatchNorm1d(40)).double())
-        draw(models[-1], 7)
-    for mine, other in zip(*(m.state_dict().values() for m in models), strict=True):
+    """What another processor draws differs in the last place; the weights are the same then."""
+    here = nn.Sequential(nn.Linear(30, 40), nn.BatchNorm1d(40)).double()
+    there = copy.deepcopy(here)
+    with torch.no_grad():
+        for p in there.parameters():
+            p.mul_(1 + 1e-7 * torch.randn_like(p))
+    for model in (here, there):
+        draw(model, 7)
+    for mine, other in zip(here.state_dict().values(), there.state_dict().values(), strict=True):
         assert torch.equal(mine, other)
 
 

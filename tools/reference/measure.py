@@ -78,12 +78,12 @@ def _rest(
     found |= otherwise(built, explained) if subject.varied else {}
     if subject.compiled:
         entry["compiled"] = compiled(built, found[""])
+    entry["scores"] = {k: kept(v) for k, v in found[""].items()}
     if subject.varied:
         entry["whole maps"] = whole_maps(built)
         entry["largest differences"] = largest_differences(found)
-    entry["scores"] = {k: kept(v) for k, v in found.pop("").items()}
-    kinds = {way: s for way, s in found.items() if way not in EQUAL}
-    entry["ways"] = {way: {k: summed(v) for k, v in s.items()} for way, s in kinds.items()}
+        kinds = {way: s for way, s in found.items() if way not in ("", *EQUAL)}
+        entry["ways"] = {way: {k: summed(v) for k, v in s.items()} for way, s in kinds.items()}
     if rounding and not entry["model"]["decisions"]:
         round_otherwise(built.model)
         entry["moved"] = _moved(explained, built)
