@@ -35,7 +35,7 @@ DOZEN = (
     "hf/mixtral/MixtralForCausalLM",
     "hf/deberta-v2/DebertaV2ForTokenClassification",
     "hf/wav2vec2/Wav2Vec2ForCTC",
-    "people/einsum_gpt",
+    "people/einsum_gpt2",
 )
 
 
