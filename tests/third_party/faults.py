@@ -20,7 +20,7 @@ KNOWN = [
      "itransformer vit.layers vit.dca x.integrated", ROWS),
     ("the same: what skip connections leave of a row sums to more than 1",
      "vit.unet vit.layers vit.dca x.reinjected hierarchical coca graph itransformer reformer "
-     "monai.unetr monai.swin_unetr", "identity"),
+     "monai.unetr monai.swin_unetr mobilevit", "identity"),
     ("a learned class token that is several tokens wide: its axis is taken for features",
      "vit.jumbo", "identity"),
     ("attentions that are added are one site, the mean of both", "vit.parallel", f"sites {ROWS}"),
