@@ -20,7 +20,7 @@ KNOWN = [
      "itransformer vit.layers vit.dca x.integrated", ROWS),
     ("the same: what skip connections leave of a row sums to more than 1",
      "vit.unet vit.layers vit.dca x.reinjected hierarchical coca graph itransformer reformer "
-     "monai.unetr monai.swin_unetr", "identity"),
+     "monai.unetr monai.swin_unetr mobilevit x.unet x.integrated", "identity"),
     ("a learned class token that is several tokens wide: its axis is taken for features",
      "vit.jumbo", "identity"),
     ("attentions that are added are one site, the mean of both", "vit.parallel", f"sites {ROWS}"),
@@ -29,7 +29,7 @@ KNOWN = [
     ("the matrices that mix residual streams are taken for attention",
      "ft_transformer", "maps sites"),
     ("the softmax over layers, which sums no tokens, is taken for attention",
-     "x.integrated", "maps sites"),
+     "x.integrated", "sites"),
     ("learned queries that pool tokens and are cut: cross-attention to them is dropped",
      "coca", "maps sites"),
     ("a constant without axes beside the output: the user's callable is blamed",
