@@ -50,6 +50,7 @@ Explained = dict[str, Any]
 def measure(subject: Subject, rounding: bool) -> Entry:
     """Everything that is kept of a subject; ``rounding``: how far its numbers move, too, where
     weights are rounded otherwise."""
+    torch.manual_seed(0)  # of models that draw by chance
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert subject.build is not None  # a call has none
