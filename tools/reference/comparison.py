@@ -88,9 +88,12 @@ def _gap_of_sums(now: Tensor, then: Tensor) -> float:
 def _numbers(key: str, now: Any, then: Any, most: float, scale: float = 0.0) -> Iterator[str]:
     """Numbers anywhere in what is kept under ``key``; books are measured by the sum of all."""
     if isinstance(now, Mapping) and isinstance(then, Mapping):
+        if "all" in then:  # books, in which what is not there is 0
+            scale = max(map(abs, then["all"]))
+            zero = [0.0] * len(then["all"])
+            now, then = ({n: b.get(n, zero) for n in {**then, **now}} for b in (now, then))
         if now.keys() != then.keys():
             yield f"{key}: {sorted(now)}, were {sorted(then)}"
-        scale = max(map(abs, then["all"])) if "all" in then else scale
         for name in now.keys() & then.keys():
             yield from _numbers(f"{key}: {name}", now[name], then[name], most, scale)
     elif isinstance(now, list) and isinstance(then, list) and len(now) == len(then):
