@@ -56,7 +56,6 @@ from relprop.tracer.passes.products.splits import (
     join_split_products,
 )
 from relprop.tracer.passes.products.stored import scale_stored
-from relprop.tracer.passes.simplify.numbers import drop_differences
 from relprop.tracer.passes.simplify.rules import simplify
 from relprop.tracer.passes.spelling.autocast import inline_regions
 from relprop.tracer.passes.spelling.complex import make_real
@@ -88,14 +87,12 @@ class Pass:
     """One line of the table: what runs on the graph, and why it stands there.
 
     ``needs``: what it is given beside the graph; ``places`` are constants that hold the buffers of
-    whole numbers, too. ``once``: it is left out where the graph has been through all passes before.
-    ``after``: it runs only where that pass, above it, has found something.
+    whole numbers, too. ``after``: it runs only where that pass, above it, has found something.
     """
 
     run: Callable[..., object]
     why: str
     needs: Needs = "nothing"
-    once: bool = False
     after: Callable[..., object] | None = None
 
 
@@ -110,7 +107,6 @@ SIMPLIFIED = Pass(simplify, "what cancels now is gone before the next pass looks
 SAME = Pass(join_same, "what is computed twice is one tensor, so that its readers meet")
 
 PASSES = (
-    Pass(drop_differences, "later, a mean of one is what it is of", "constants", once=True),
     Pass(inline_regions, "the other passes read one flat graph", "constants"),
     Pass(drop_checks, "they carry no values"),
     Pass(functionalise, "from here on every value has one node", "constants"),
@@ -148,13 +144,7 @@ PASSES = (
     Pass(scale_stored, "quantised matrices are meant scaled"),
     Pass(join_factors, "a gate is one function of one tensor"),
     Pass(raise_functions, "activations that are written out"),
-    Pass(
-        raise_rows,
-        "the exponential of a softmax was written out",
-        "constants",
-        False,
-        raise_functions,
-    ),
+    Pass(raise_rows, "its exponential was written out", "constants", raise_functions),
     Pass(raise_lookups, "what ids pick is a row of one table", "constants"),
     Pass(pick_tokens, "a mask that is true once picks a token", "places"),
     Pass(look_up_as_given, "scores are those of the ids' own positions", "constants"),
@@ -214,13 +204,11 @@ def canonicalise(
     device: torch.device,
     given: Mapping[str, Tensor] | None = None,
     places: Mapping[str, Tensor] | None = None,
-    *,
-    again: bool = False,
 ) -> None:
     """Run every pass on ``graph``, in place; what the passes create lives on ``device``.
     ``given``: the constants that the graph holds by name; ``places``: buffers of whole numbers.
-    ``again``: the graph has been through them once. What nobody reads after a pass is
-    erased; a pass that has left this very graph as it was does so again, and is left out."""
+    What nobody reads after a pass is erased; a pass that has left this very graph as it was does so
+    again, and is left out."""
     held: dict[Needs, Mapping[str, Tensor] | None] = {
         "constants": given,
         "places": {**(given or {}), **(places or {})},
@@ -228,7 +216,7 @@ def canonicalise(
     found: dict[Callable[..., object], object] = {}
     left: dict[Callable[..., object], _Written] = {}
     for step in PASSES:
-        if (step.once and again) or not (step.after is None or found[step.after]):
+        if step.after is not None and not found[step.after]:
             continue
         before = _written(graph) if step.run in _AGAIN else None
         if before is not None and left.get(step.run) == before:
