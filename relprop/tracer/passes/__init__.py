@@ -74,7 +74,6 @@ from relprop.tracer.passes.sums.weighed import part_layers
 from relprop.tracer.passes.writes.inplace import functionalise
 from relprop.tracer.passes.writes.masks import count_masks
 from relprop.tracer.passes.writes.once import write_once
-from relprop.tracer.passes.writes.runs import join_writes
 from relprop.tracer.passes.writes.sums import join_sums_by_index
 from relprop.tracer.passes.writes.weighed import weigh_rows
 
@@ -112,7 +111,6 @@ PASSES = (
     Pass(functionalise, "from here on every value has one node", "constants"),
     Pass(count_masks, "positions by a fixed mask are positions by number", "places"),
     Pass(write_once, "what is brought to places of its own is written there", "constants"),
-    Pass(join_writes, "what is filled piece by piece is its pieces", "constants"),
     Pass(respell, "one operator for each operation", "constants"),
     Pass(leave_out_missing, "NaN would fail every later trial", "constants"),
     Pass(make_real, "relevance travels along real numbers"),
