@@ -59,7 +59,6 @@ from relprop.tracer.passes.products.stored import scale_stored
 from relprop.tracer.passes.simplify.rules import simplify
 from relprop.tracer.passes.spelling.autocast import inline_regions
 from relprop.tracer.passes.spelling.complex import make_real
-from relprop.tracer.passes.spelling.missing import leave_out_missing
 from relprop.tracer.passes.spelling.respell import respell
 from relprop.tracer.passes.sums.between import raise_between
 from relprop.tracer.passes.sums.biases import join_biases
@@ -112,7 +111,6 @@ PASSES = (
     Pass(count_masks, "positions by a fixed mask are positions by number", "places"),
     Pass(write_once, "what is brought to places of its own is written there", "constants"),
     Pass(respell, "one operator for each operation", "constants"),
-    Pass(leave_out_missing, "NaN would fail every later trial", "constants"),
     Pass(make_real, "relevance travels along real numbers"),
     Pass(raise_disguised_sums, "c·x + d·y while its pieces still lie together", "constants"),
     Pass(lay_side_by_side, "what zeros surround and is added nowhere meets"),
