@@ -66,7 +66,7 @@ from relprop.tracer.passes.sums.chosen import raise_choices
 from relprop.tracer.passes.sums.constants import drop_constant_inputs, read_constants
 from relprop.tracer.passes.sums.disguised import raise_disguised_sums
 from relprop.tracer.passes.sums.multiples import join_multiples
-from relprop.tracer.passes.sums.padded import add_to_all, lay_side_by_side
+from relprop.tracer.passes.sums.padded import add_to_all
 from relprop.tracer.passes.sums.runs import join_scaled, join_sums, part_totals
 from relprop.tracer.passes.sums.signs import join_signs
 from relprop.tracer.passes.sums.weighed import part_layers
@@ -113,7 +113,6 @@ PASSES = (
     Pass(respell, "one operator for each operation", "constants"),
     Pass(make_real, "relevance travels along real numbers"),
     Pass(raise_disguised_sums, "c·x + d·y while its pieces still lie together", "constants"),
-    Pass(lay_side_by_side, "what zeros surround and is added nowhere meets"),
     SIMPLIFIED,
     SAME,
     Pass(add_to_all, "what some positions get is a term of all"),
