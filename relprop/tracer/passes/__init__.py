@@ -49,7 +49,7 @@ from relprop.tracer.passes.products.outputs import join_outputs
 from relprop.tracer.passes.products.raising import raise_products, raise_totals
 from relprop.tracer.passes.products.routed import route_rows
 from relprop.tracer.passes.products.scales import scale_inputs
-from relprop.tracer.passes.products.scores import join_keys, join_scores
+from relprop.tracer.passes.products.scores import join_scores
 from relprop.tracer.passes.products.splits import (
     cut_inputs,
     join_split_inputs,
@@ -119,7 +119,6 @@ PASSES = (
     Pass(raise_between, "what lies between two tensors has one form before it is cut"),
     Pass(part_towers, "samples that were joined are towers of their own"),
     Pass(raise_convolutions, "patches are linear maps of rows", "constants"),
-    Pass(join_keys, "parameters among the keys are keys before they are a layer"),
     Pass(partial(raise_products, spreads=False), "scales stay: a norm may be around them"),
     Pass(join_windows, "windows laid out as columns are a convolution's"),
     Pass(raise_blocks, "of all lanes with all, those read are left", "constants"),

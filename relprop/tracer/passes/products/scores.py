@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
-from relprop.operations import Kind, argument, is_call, kind, operand
+from relprop.operations import Kind, is_call, kind, operand
 from relprop.tracer.editing import (
     arguments,
     aten,
@@ -16,7 +16,6 @@ from relprop.tracer.editing import (
     emit,
     expanded,
     is_live,
-    joined,
     permuted,
     rank,
     reshaped,
@@ -43,39 +42,6 @@ def join_scores(graph: fx.Graph) -> None:
                 rest = [t for t in terms if t[1] not in parts]
                 joined = _joined(total, [_laid_out(*p, n) for n, p in parts.items()])
                 swap(total, added(total, [(1, joined), *rest]))
-
-
-def join_keys(graph: fx.Graph) -> None:
-    """[Q K, Q P] right before a softmax, where P are parameters (learned keys, a prefix) → Q [K,
-    P]: keys like any other."""
-    for node in list(graph.nodes):
-        if node._erased or not is_call(node, aten.cat) or not _are_scores(node):
-            continue
-        parts, last = joined(node), rank(node) - 1
-        if arguments(node)[1] != last or not all(is_call(p, aten.matmul) for p in parts):
-            continue
-        firsts, keys = zip(*(arguments(p)[:2] for p in parts), strict=True)
-        alone = all(len(p.users) == 1 for p in parts) and is_live(firsts[0])
-        if not alone or len(set(firsts)) > 1 or len({is_live(k) for k in keys}) < 2:
-            continue
-        ahead = shape_of(next(k for k in keys if is_live(k)))[:-1]
-        wide = [expanded(node, k, [*ahead, shape_of(k)[-1]]) for k in keys]
-        beside = emit(node, aten.cat.default, wide, len(ahead))
-        swap(node, emit(node, aten.matmul.default, firsts[0], beside))
-
-
-def _are_scores(node: fx.Node) -> bool:
-    """Whether a softmax reads a tensor along its last axis, scaled, masked or with more added."""
-    last = rank(node) - 1
-    while len(node.users) == 1:
-        node = next(iter(node.users))
-        if kind(node) is Kind.SOFTMAX:
-            return bool(argument(node, "dim") % rank(node) == last)
-        if kind(node) not in (Kind.PRODUCT, Kind.QUOTIENT, Kind.SUM, Kind.CHOICE, Kind.CAST):
-            return False
-        if rank(node) != last + 1:
-            return False
-    return False
 
 
 def _sums(scores: fx.Node) -> Iterator[fx.Node]:
