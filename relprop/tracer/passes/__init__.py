@@ -42,7 +42,7 @@ from relprop.tracer.passes.lookups.orders import sink_orders
 from relprop.tracer.passes.lookups.picks import pick_tokens
 from relprop.tracer.passes.lookups.rows import raise_lookups
 from relprop.tracer.passes.products.blocks import raise_blocks
-from relprop.tracer.passes.products.convolutions import join_windows, raise_convolutions
+from relprop.tracer.passes.products.convolutions import raise_convolutions
 from relprop.tracer.passes.products.cosines import scale_operands
 from relprop.tracer.passes.products.factors import join_factors
 from relprop.tracer.passes.products.outputs import join_outputs
@@ -120,7 +120,6 @@ PASSES = (
     Pass(part_towers, "samples that were joined are towers of their own"),
     Pass(raise_convolutions, "patches are linear maps of rows", "constants"),
     Pass(partial(raise_products, spreads=False), "scales stay: a norm may be around them"),
-    Pass(join_windows, "windows laid out as columns are a convolution's"),
     Pass(raise_blocks, "of all lanes with all, those read are left", "constants"),
     Pass(cut_inputs, "a shortcut among a layer's inputs is a term", "constants"),
     Pass(read_constants, "a matrix of constants is no layer", "constants"),

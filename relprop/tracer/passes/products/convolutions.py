@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import FILLS, MOVES, Kind, argument, function_of, is_call, kind, of, operand
+from relprop.operations import FILLS, MOVES, Kind, argument, function_of, kind, of, operand
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
@@ -80,30 +80,6 @@ def _without_whole_axes(node: fx.Node) -> fx.Node | None:
     options = ([given[i] for i in left] for given in (stride, padding, dilation))
     made = emit(node, op, *folded, argument(node, "bias"), *options)
     return reshaped(node, made, shape_of(node))
-
-
-def join_windows(graph: fx.Graph) -> None:
-    """A linear map of overlapping windows that are laid out as columns (``unfold``) → the
-    convolution that it is."""
-    for node in list(graph.nodes):
-        if not is_call(node, aten.linear):
-            continue
-        turned = operand(node)
-        if kind(turned) is not Kind.PERMUTE or arguments(turned)[1] != [0, 2, 1]:
-            continue
-        columns = operand(turned)
-        if kind(columns) is Kind.WINDOWS and len(columns.users) == len(turned.users) == 1:
-            swap(node, _convolved(node, columns))
-
-
-def _convolved(node: fx.Node, columns: fx.Node) -> fx.Node:
-    x, size, dilation, padding, stride = arguments(columns)[:5]
-    batch, channels = shape_of(x)[:2]
-    weight, bias = arguments(node)[1], argument(node, "bias")
-    kernel = reshaped(node, weight, [shape_of(weight)[0], channels, *size])
-    made = emit(node, aten.conv2d.default, x, kernel, bias, stride, padding, dilation)
-    made = reshaped(node, made, [batch, shape_of(weight)[0], shape_of(node)[1]])
-    return permuted(node, made, [0, 2, 1])
 
 
 def _of_rows(node: fx.Node, constants: Constants) -> fx.Node | None:
