@@ -41,7 +41,6 @@ from relprop.tracer.passes.lookups.moved_ids import look_up_as_given
 from relprop.tracer.passes.lookups.orders import sink_orders
 from relprop.tracer.passes.lookups.picks import pick_tokens
 from relprop.tracer.passes.lookups.rows import raise_lookups
-from relprop.tracer.passes.products.blocks import raise_blocks
 from relprop.tracer.passes.products.convolutions import raise_convolutions
 from relprop.tracer.passes.products.cosines import scale_operands
 from relprop.tracer.passes.products.factors import join_factors
@@ -120,7 +119,6 @@ PASSES = (
     Pass(part_towers, "samples that were joined are towers of their own"),
     Pass(raise_convolutions, "patches are linear maps of rows", "constants"),
     Pass(partial(raise_products, spreads=False), "scales stay: a norm may be around them"),
-    Pass(raise_blocks, "of all lanes with all, those read are left", "constants"),
     Pass(cut_inputs, "a shortcut among a layer's inputs is a term", "constants"),
     Pass(read_constants, "a matrix of constants is no layer", "constants"),
     Pass(scale_inputs, "the scale of a norm stands where the norm is"),
