@@ -62,7 +62,6 @@ from relprop.tracer.passes.spelling.respell import respell
 from relprop.tracer.passes.sums.between import raise_between
 from relprop.tracer.passes.sums.biases import join_biases
 from relprop.tracer.passes.sums.chosen import raise_choices
-from relprop.tracer.passes.sums.constants import drop_constant_inputs, read_constants
 from relprop.tracer.passes.sums.disguised import raise_disguised_sums
 from relprop.tracer.passes.sums.multiples import join_multiples
 from relprop.tracer.passes.sums.padded import add_to_all
@@ -120,7 +119,6 @@ PASSES = (
     Pass(raise_convolutions, "patches are linear maps of rows", "constants"),
     Pass(partial(raise_products, spreads=False), "scales stay: a norm may be around them"),
     Pass(cut_inputs, "a shortcut among a layer's inputs is a term", "constants"),
-    Pass(read_constants, "a matrix of constants is no layer", "constants"),
     Pass(scale_inputs, "the scale of a norm stands where the norm is"),
     Pass(scale_operands, "vectors are scaled before they meet"),
     SIMPLIFIED,
@@ -145,7 +143,6 @@ PASSES = (
     SIMPLIFIED,
     Pass(weigh_rows, "experts' tokens with their shares are one product", "constants"),
     Pass(join_sums_by_index, "experts' tokens come back at once"),
-    Pass(drop_constant_inputs, "a column of ones is a bias", "constants"),
     Pass(join_split_inputs, "a layer that was cut by its inputs is one", "constants"),
     Pass(join_outputs, "a layer that was cut by its outputs is one"),
     Pass(join_biases, "what is added at every position is a layer's own"),
