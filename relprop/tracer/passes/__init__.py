@@ -54,7 +54,6 @@ from relprop.tracer.passes.products.splits import (
     join_split_inputs,
     join_split_products,
 )
-from relprop.tracer.passes.products.stored import scale_stored
 from relprop.tracer.passes.simplify.rules import simplify
 from relprop.tracer.passes.spelling.autocast import inline_regions
 from relprop.tracer.passes.spelling.complex import make_real
@@ -130,7 +129,6 @@ PASSES = (
     Pass(join_multiples, "x + x⊙w is one scaled tensor"),
     Pass(raise_affine, "the scale and the bias of a norm are its own", "constants"),
     Pass(partial(raise_products, spreads=True), "what scales no norm is a linear map"),
-    Pass(scale_stored, "quantised matrices are meant scaled"),
     Pass(join_factors, "a gate is one function of one tensor"),
     Pass(raise_functions, "activations that are written out"),
     Pass(raise_rows, "its exponential was written out", "constants", raise_functions),
