@@ -64,7 +64,7 @@ from relprop.tracer.passes.sums.chosen import raise_choices
 from relprop.tracer.passes.sums.disguised import raise_disguised_sums
 from relprop.tracer.passes.sums.multiples import join_multiples
 from relprop.tracer.passes.sums.padded import add_to_all
-from relprop.tracer.passes.sums.runs import join_scaled, join_sums, part_totals
+from relprop.tracer.passes.sums.runs import join_sums, part_totals
 from relprop.tracer.passes.sums.signs import join_signs
 from relprop.tracer.passes.sums.weighed import part_layers
 from relprop.tracer.passes.writes.inplace import functionalise
@@ -148,7 +148,6 @@ PASSES = (
     Pass(join_rotations, "rotary positions are one sum, however written", "constants"),
     SIMPLIFIED,
     SAME,
-    Pass(join_scaled, "lanes that are added have one number in front of their sum"),
     Pass(join_scores, "contents and positions are features of one product"),
     SIMPLIFIED,
     Pass(merge_lanes, "heads and queries side by side are one computation", "constants"),
