@@ -25,7 +25,6 @@ from relprop.tracer.passes.attention.disguised import raise_disguised_attention
 from relprop.tracer.passes.attention.picked import spread_picked
 from relprop.tracer.passes.attention.rotations import join_rotations
 from relprop.tracer.passes.attention.shares import weigh_masks
-from relprop.tracer.passes.attention.summed import cut_maps, join_maps
 from relprop.tracer.passes.functions.affine import raise_affine
 from relprop.tracer.passes.functions.channels import raise_channels
 from relprop.tracer.passes.functions.disguised import raise_disguised_functions
@@ -33,7 +32,7 @@ from relprop.tracer.passes.functions.elements import raise_functions
 from relprop.tracer.passes.functions.rows import raise_rows
 from relprop.tracer.passes.functions.shifts import drop_shifts
 from relprop.tracer.passes.lanes.groups import fold_rows, join_groups
-from relprop.tracer.passes.lanes.merging import merge_lanes, merge_projections, merge_sums
+from relprop.tracer.passes.lanes.merging import merge_lanes, merge_projections
 from relprop.tracer.passes.lanes.same import join_same
 from relprop.tracer.passes.lanes.towers import part_towers
 from relprop.tracer.passes.lanes.weighted import merge_weighted
@@ -151,11 +150,8 @@ PASSES = (
     Pass(join_scores, "contents and positions are features of one product"),
     SIMPLIFIED,
     Pass(merge_lanes, "heads and queries side by side are one computation", "constants"),
-    Pass(merge_sums, "chunks that are read alike and added are one computation, too"),
-    Pass(cut_maps, "heads that are taken from others are maps of their own"),
     SIMPLIFIED,
     SAME,
-    Pass(join_maps, "differences of attention are the attention of a difference"),
     Pass(
         merge_projections, "each head's part of the output projection is one layer's", "constants"
     ),
