@@ -24,7 +24,6 @@ from relprop.tracer.editing import drop_unused
 from relprop.tracer.passes.attention.disguised import raise_disguised_attention
 from relprop.tracer.passes.attention.picked import spread_picked
 from relprop.tracer.passes.attention.rotations import join_rotations
-from relprop.tracer.passes.attention.shares import weigh_masks
 from relprop.tracer.passes.functions.affine import raise_affine
 from relprop.tracer.passes.functions.channels import raise_channels
 from relprop.tracer.passes.functions.disguised import raise_disguised_functions
@@ -160,7 +159,6 @@ PASSES = (
     SIMPLIFIED,
     Pass(sink_orders, "merged lanes may lie in another order", "constants"),
     Pass(raise_totals, "merged lanes may be sums of products"),
-    Pass(weigh_masks, "what a mask picks is weighed before it is picked"),
     Pass(raise_choices, "what a mask leaves of two tensors is a choice between them", "constants"),
     Pass(spread_picked, "attention over some keys is over all, most with no weight", "constants"),
     Pass(fold_rows, "queries taken one by one are one product's rows"),
