@@ -22,7 +22,6 @@ from relprop.operations import Args, Kind, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import drop_unused
 from relprop.tracer.passes.attention.disguised import raise_disguised_attention
-from relprop.tracer.passes.attention.picked import spread_picked
 from relprop.tracer.passes.attention.rotations import join_rotations
 from relprop.tracer.passes.functions.affine import raise_affine
 from relprop.tracer.passes.functions.channels import raise_channels
@@ -160,7 +159,6 @@ PASSES = (
     Pass(sink_orders, "merged lanes may lie in another order", "constants"),
     Pass(raise_totals, "merged lanes may be sums of products"),
     Pass(raise_choices, "what a mask leaves of two tensors is a choice between them", "constants"),
-    Pass(spread_picked, "attention over some keys is over all, most with no weight", "constants"),
     Pass(fold_rows, "queries taken one by one are one product's rows"),
     Pass(join_biases, "merged layers have their biases, too"),
     Pass(part_totals, "what was laid side by side to be added is terms"),
