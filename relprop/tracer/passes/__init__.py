@@ -29,7 +29,7 @@ from relprop.tracer.passes.functions.disguised import raise_disguised_functions
 from relprop.tracer.passes.functions.elements import raise_functions
 from relprop.tracer.passes.functions.rows import raise_rows
 from relprop.tracer.passes.functions.shifts import drop_shifts
-from relprop.tracer.passes.lanes.groups import fold_rows, join_groups
+from relprop.tracer.passes.lanes.groups import join_groups
 from relprop.tracer.passes.lanes.merging import merge_lanes, merge_projections
 from relprop.tracer.passes.lanes.same import join_same
 from relprop.tracer.passes.lanes.towers import part_towers
@@ -159,7 +159,6 @@ PASSES = (
     Pass(sink_orders, "merged lanes may lie in another order", "constants"),
     Pass(raise_totals, "merged lanes may be sums of products"),
     Pass(raise_choices, "what a mask leaves of two tensors is a choice between them", "constants"),
-    Pass(fold_rows, "queries taken one by one are one product's rows"),
     Pass(join_biases, "merged layers have their biases, too"),
     Pass(part_totals, "what was laid side by side to be added is terms"),
     Pass(part_layers, "so is what was laid side by side to be weighed and added"),
