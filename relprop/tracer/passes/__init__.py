@@ -61,7 +61,7 @@ from relprop.tracer.passes.sums.chosen import raise_choices
 from relprop.tracer.passes.sums.disguised import raise_disguised_sums
 from relprop.tracer.passes.sums.multiples import join_multiples
 from relprop.tracer.passes.sums.padded import add_to_all
-from relprop.tracer.passes.sums.runs import join_sums, part_totals
+from relprop.tracer.passes.sums.runs import join_sums
 from relprop.tracer.passes.sums.signs import join_signs
 from relprop.tracer.passes.sums.weighed import part_layers
 from relprop.tracer.passes.writes.inplace import functionalise
@@ -160,7 +160,6 @@ PASSES = (
     Pass(raise_totals, "merged lanes may be sums of products"),
     Pass(raise_choices, "what a mask leaves of two tensors is a choice between them", "constants"),
     Pass(join_biases, "merged layers have their biases, too"),
-    Pass(part_totals, "what was laid side by side to be added is terms"),
     Pass(part_layers, "so is what was laid side by side to be weighed and added"),
     SIMPLIFIED,
     Pass(join_sums, "three terms and more are one sum, the streams' last form"),
