@@ -62,7 +62,6 @@ from relprop.tracer.passes.sums.disguised import raise_disguised_sums
 from relprop.tracer.passes.sums.multiples import join_multiples
 from relprop.tracer.passes.sums.padded import add_to_all
 from relprop.tracer.passes.sums.runs import join_sums
-from relprop.tracer.passes.sums.signs import join_signs
 from relprop.tracer.passes.sums.weighed import part_layers
 from relprop.tracer.passes.writes.inplace import functionalise
 from relprop.tracer.passes.writes.masks import count_masks
@@ -164,7 +163,6 @@ PASSES = (
     SIMPLIFIED,
     Pass(join_sums, "three terms and more are one sum, the streams' last form"),
     Pass(join_multiples, "numbers in front of terms are gone now"),
-    Pass(join_signs, "signs are the weights' own, once all functions are known"),
     Pass(route_rows, "experts read their rows, once it is known which layers they are"),
     SIMPLIFIED,
 )
