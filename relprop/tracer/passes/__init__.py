@@ -35,7 +35,6 @@ from relprop.tracer.passes.lanes.same import join_same
 from relprop.tracer.passes.lanes.towers import part_towers
 from relprop.tracer.passes.lanes.weighted import merge_weighted
 from relprop.tracer.passes.lookups.moved_ids import look_up_as_given
-from relprop.tracer.passes.lookups.orders import sink_orders
 from relprop.tracer.passes.lookups.picks import pick_tokens
 from relprop.tracer.passes.lookups.rows import raise_lookups
 from relprop.tracer.passes.products.convolutions import raise_convolutions
@@ -131,7 +130,6 @@ PASSES = (
     Pass(raise_lookups, "what ids pick is a row of one table", "constants"),
     Pass(pick_tokens, "a mask that is true once picks a token", "places"),
     Pass(look_up_as_given, "scores are those of the ids' own positions", "constants"),
-    Pass(sink_orders, "positions stand in the order they are given in", "constants"),
     Pass(join_split_products, "a product that was cut along its sum is one", "constants"),
     Pass(raise_disguised_attention, "attention in parts, by its numbers", "constants"),
     SIMPLIFIED,
@@ -155,7 +153,6 @@ PASSES = (
     Pass(merge_weighted, "experts with their shares are one product", "constants"),
     Pass(join_groups, "each head's own result, summed, is one layer"),
     SIMPLIFIED,
-    Pass(sink_orders, "merged lanes may lie in another order", "constants"),
     Pass(raise_totals, "merged lanes may be sums of products"),
     Pass(raise_choices, "what a mask leaves of two tensors is a choice between them", "constants"),
     Pass(join_biases, "merged layers have their biases, too"),

@@ -1,4 +1,4 @@
-"""Linear maps of groups and products of single rows, made one of all groups and of all rows."""
+"""Linear maps of groups whose results are added, made one of all groups."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
 """Lanes: the same computation several times side by side, for each head, query, key or chunk, then
 put together. Merged, it is one computation with one more axis, or with a longer one.
 
-Two ways, tried at every ``cat`` (the first at sums of pieces, too). *Longer*: cat(f(x_1), ...,
-f(x_n)) = f(cat(x_1, ..., x_n)) where f treats the positions of that axis apart; pieces may be
-unequal. *Lifted*: each lane is a place on a new first axis, parallel linear maps become one. What
-enters the lanes must be the same tensor for all, pieces of one tensor, or parameters: towers that
-only look alike are left alone."""
+Two ways, tried at every ``cat``. *Longer*: cat(f(x_1), ..., f(x_n)) = f(cat(x_1, ..., x_n)) where f
+treats the positions of that axis apart; pieces may be unequal. *Lifted*: each lane is a place on a
+new first axis, parallel linear maps become one. What enters the lanes must be the same tensor for
+all, pieces of one tensor, or parameters: towers that only look alike are left alone."""
 
 from __future__ import annotations
 
