@@ -1,5 +1,5 @@
-"""A convolution over tokens, however it is written: windows laid out as columns, slices side by
-side, features as the other axis of an image."""
+"""A convolution over tokens, however it is written: slices side by side, features as the other axis
+of an image."""
 
 import pytest
 import torch
@@ -45,21 +45,6 @@ def slices_joined(m, x):
     return F.linear(beside, kernel, m.head.bias).mean(1)
 
 
-def in_two_dimensions(m, x):
-    image = m.blocks[0](x).mT.unflatten(-1, (2, 3))
-    return F.conv2d(image, kernels(m, WIDTH, 2, 2), m.head.bias, padding=1).mean((2, 3))
-
-
-def columns_on_the_right(m, x):
-    columns = F.unfold(m.blocks[0](x).mT.unflatten(-1, (2, 3)), 2, padding=1)
-    return (kernels(m, WIDTH * 4) @ columns + m.head.bias[:, None]).mean(-1)
-
-
-def columns_on_the_left(m, x):
-    columns = F.unfold(m.blocks[0](x).mT.unflatten(-1, (2, 3)), 2, padding=1)
-    return F.linear(columns.mT, kernels(m, WIDTH * 4), m.head.bias).mean(1)
-
-
 SAME = {
     convolved: [
         unfolded,
@@ -68,7 +53,6 @@ SAME = {
         as_a_lying_image,
         slices_joined,
     ],
-    in_two_dimensions: [columns_on_the_right, columns_on_the_left],
 }
 PAIRS = [(way, reference) for reference, ways in SAME.items() for way in ways]
 
