@@ -152,7 +152,7 @@ PASSES = (
     Pass(join_groups, "each head's own result, summed, is one layer"),
     SIMPLIFIED,
     Pass(raise_totals, "merged lanes may be sums of products"),
-    Pass(raise_choices, "what a mask leaves of two tensors is a choice between them", "constants"),
+    Pass(raise_choices, "what a mask leaves is a choice", "constants"),
     Pass(join_biases, "merged layers have their biases, too"),
     Pass(part_layers, "so is what was laid side by side to be weighed and added"),
     SIMPLIFIED,
