@@ -23,7 +23,6 @@ from relprop.tracer.editing import (
     val,
 )
 from relprop.tracer.labels import LARGEST, Labels
-from relprop.tracer.passes.products.outputs import is_map
 from relprop.tracer.passes.simplify.layouts import reordered
 from relprop.tracer.passes.sums.terms import added, folded, join_terms
 
@@ -33,10 +32,10 @@ def join_split_inputs(graph: fx.Graph, constants: Constants) -> None:
     one matrix → W x."""
 
     def first(n: fx.Node) -> fx.Node | None:
-        return _ways_up(operand(n))[-1] if is_map(n) else None
+        return _ways_up(operand(n))[-1] if _is_map(n) else None
 
     def matrix(n: fx.Node) -> fx.Node | None:
-        whole = _ways_up(arguments(n)[1])[-1] if is_map(n) else None
+        whole = _ways_up(arguments(n)[1])[-1] if _is_map(n) else None
         return None if whole is None or is_live(whole) or whole is arguments(n)[1] else whole
 
     join_terms(graph, first, lambda at, parts: _joined(at, parts, Labels(constants)))
@@ -122,6 +121,13 @@ def joined_linear(at: fx.Node, x: fx.Node, parts: list[fx.Node]) -> fx.Node:
 def _bias(at: fx.Node, parts: list[fx.Node]) -> list[fx.Node]:
     biases = [arguments(p)[2] for p in parts if len(p.args) > 2 and arguments(p)[2] is not None]
     return [folded(at, [(1, b) for b in biases])] if biases else []
+
+
+def _is_map(node: fx.Node) -> bool:
+    """Whether a call is a linear map, by parameters, that one other call reads."""
+    if not is_call(node, aten.linear) or len(node.users) != 1:
+        return False
+    return is_live(operand(node)) and not any(is_live(n) for n in arguments(node)[1:])
 
 
 def _ways_up(x: fx.Node) -> list[fx.Node]:
