@@ -46,7 +46,6 @@ from relprop.tracer.passes.products.scales import scale_inputs
 from relprop.tracer.passes.products.splits import (
     cut_inputs,
     join_split_inputs,
-    join_split_products,
 )
 from relprop.tracer.passes.simplify.rules import simplify
 from relprop.tracer.passes.spelling.autocast import inline_regions
@@ -128,7 +127,6 @@ PASSES = (
     Pass(raise_lookups, "what ids pick is a row of one table", "constants"),
     Pass(pick_tokens, "a mask that is true once picks a token", "places"),
     Pass(look_up_as_given, "scores are those of the ids' own positions", "constants"),
-    Pass(join_split_products, "a product that was cut along its sum is one", "constants"),
     Pass(raise_disguised_attention, "attention in parts, by its numbers", "constants"),
     SIMPLIFIED,
     Pass(weigh_rows, "experts' tokens with their shares are one product", "constants"),
