@@ -28,7 +28,6 @@ from relprop.tracer.passes.functions.channels import raise_channels
 from relprop.tracer.passes.functions.disguised import raise_disguised_functions
 from relprop.tracer.passes.functions.elements import raise_functions
 from relprop.tracer.passes.functions.rows import raise_rows
-from relprop.tracer.passes.functions.shifts import drop_shifts
 from relprop.tracer.passes.lanes.groups import join_groups
 from relprop.tracer.passes.lanes.merging import merge_lanes, merge_projections
 from relprop.tracer.passes.lanes.same import join_same
@@ -42,7 +41,6 @@ from relprop.tracer.passes.products.cosines import scale_operands
 from relprop.tracer.passes.products.factors import join_factors
 from relprop.tracer.passes.products.raising import raise_products, raise_totals
 from relprop.tracer.passes.products.routed import route_rows
-from relprop.tracer.passes.products.scales import scale_inputs
 from relprop.tracer.passes.products.splits import (
     cut_inputs,
     join_split_inputs,
@@ -110,13 +108,11 @@ PASSES = (
     Pass(raise_convolutions, "patches are linear maps of rows", "constants"),
     Pass(partial(raise_products, spreads=False), "scales stay: a norm may be around them"),
     Pass(cut_inputs, "a shortcut among a layer's inputs is a term", "constants"),
-    Pass(scale_inputs, "the scale of a norm stands where the norm is"),
     Pass(scale_operands, "vectors are scaled before they meet"),
     SIMPLIFIED,
     SAME,
     Pass(raise_disguised_functions, "functions of one tensor, by their numbers", "constants"),
     Pass(raise_rows, "softmax and norms that are written out", "constants"),
-    Pass(drop_shifts, "a mean taken from a norm's input twice is taken once"),
     SIMPLIFIED,
     Pass(join_multiples, "x + x⊙w is one scaled tensor"),
     Pass(raise_affine, "the scale and the bias of a norm are its own", "constants"),

@@ -1,5 +1,5 @@
-"""Linear maps and products that were cut by what they sum over into terms of a sum. However the
-features were divided, they are one."""
+"""Linear maps that were cut by what they sum over into terms of a sum. However the features were
+divided, they are one."""
 
 from __future__ import annotations
 
