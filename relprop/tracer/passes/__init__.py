@@ -39,7 +39,7 @@ from relprop.tracer.passes.lookups.rows import raise_lookups
 from relprop.tracer.passes.products.convolutions import raise_convolutions
 from relprop.tracer.passes.products.cosines import scale_operands
 from relprop.tracer.passes.products.factors import join_factors
-from relprop.tracer.passes.products.raising import raise_products, raise_totals
+from relprop.tracer.passes.products.raising import raise_products
 from relprop.tracer.passes.products.routed import route_rows
 from relprop.tracer.passes.products.splits import (
     cut_inputs,
@@ -143,7 +143,6 @@ PASSES = (
     Pass(merge_weighted, "experts with their shares are one product", "constants"),
     Pass(join_groups, "each head's own result, summed, is one layer"),
     SIMPLIFIED,
-    Pass(raise_totals, "merged lanes may be sums of products"),
     Pass(raise_choices, "what a mask leaves is a choice", "constants"),
     Pass(join_biases, "merged layers have their biases, too"),
     Pass(part_layers, "so is what was laid side by side to be weighed and added"),
