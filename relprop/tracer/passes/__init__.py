@@ -58,9 +58,7 @@ from relprop.tracer.passes.sums.padded import add_to_all
 from relprop.tracer.passes.sums.runs import join_sums
 from relprop.tracer.passes.sums.weighed import part_layers
 from relprop.tracer.passes.writes.inplace import functionalise
-from relprop.tracer.passes.writes.masks import count_masks
 from relprop.tracer.passes.writes.once import write_once
-from relprop.tracer.passes.writes.sums import join_sums_by_index
 from relprop.tracer.passes.writes.weighed import weigh_rows
 
 Needs = Literal["nothing", "constants", "places"]
@@ -95,7 +93,6 @@ PASSES = (
     Pass(inline_regions, "the other passes read one flat graph", "constants"),
     Pass(drop_checks, "they carry no values"),
     Pass(functionalise, "from here on every value has one node", "constants"),
-    Pass(count_masks, "positions by a fixed mask are positions by number", "places"),
     Pass(write_once, "what is brought to places of its own is written there", "constants"),
     Pass(respell, "one operator for each operation", "constants"),
     Pass(make_real, "relevance travels along real numbers"),
@@ -126,7 +123,6 @@ PASSES = (
     Pass(raise_disguised_attention, "attention in parts, by its numbers", "constants"),
     SIMPLIFIED,
     Pass(weigh_rows, "experts' tokens with their shares are one product", "constants"),
-    Pass(join_sums_by_index, "experts' tokens come back at once"),
     Pass(join_split_inputs, "a layer that was cut by its inputs is one", "constants"),
     Pass(join_biases, "what is added at every position is a layer's own"),
     Pass(raise_channels, "a scale and a bias of channels are a norm's", "constants"),
