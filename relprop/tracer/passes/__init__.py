@@ -36,7 +36,6 @@ from relprop.tracer.passes.lanes.weighted import merge_weighted
 from relprop.tracer.passes.lookups.moved_ids import look_up_as_given
 from relprop.tracer.passes.lookups.picks import pick_tokens
 from relprop.tracer.passes.lookups.rows import raise_lookups
-from relprop.tracer.passes.products.convolutions import raise_convolutions
 from relprop.tracer.passes.products.cosines import scale_operands
 from relprop.tracer.passes.products.factors import join_factors
 from relprop.tracer.passes.products.raising import raise_products
@@ -102,7 +101,6 @@ PASSES = (
     Pass(add_to_all, "what some positions get is a term of all"),
     Pass(raise_between, "what lies between two tensors has one form before it is cut"),
     Pass(part_towers, "samples that were joined are towers of their own"),
-    Pass(raise_convolutions, "patches are linear maps of rows", "constants"),
     Pass(partial(raise_products, spreads=False), "scales stay: a norm may be around them"),
     Pass(cut_inputs, "a shortcut among a layer's inputs is a term", "constants"),
     Pass(scale_operands, "vectors are scaled before they meet"),
