@@ -139,7 +139,7 @@ PASSES = (
     SIMPLIFIED,
     Pass(raise_choices, "what a mask leaves is a choice", "constants"),
     Pass(join_biases, "merged layers have their biases, too"),
-    Pass(part_layers, "so is what was laid side by side to be weighed and added"),
+    Pass(part_layers, "what was laid side by side to be weighed and added is terms"),
     SIMPLIFIED,
     Pass(join_sums, "three terms and more are one sum, the streams' last form"),
     Pass(join_multiples, "numbers in front of terms are gone now"),
