@@ -154,13 +154,6 @@ def results_times_not_others(at, x):
 
 
 @spells("experts", EXPERTS)
-def results_filled_where_other(at, x):
-    share, top = _share(at, x)
-    parts = [e(x).masked_fill(~(top == i)[..., None], 0) for i, e in enumerate(at.experts)]
-    return torch.stack(parts).sum(0) * share[..., None]
-
-
-@spells("experts", EXPERTS)
 def results_copied_where_chosen(at, x):
     share, top = _share(at, x)
     out = torch.zeros_like(x)
@@ -188,13 +181,6 @@ def chosen_rows_of_all_added_by_index(at, x):
         own = (top.flatten() == i)[:, None]
         out = out.index_add(0, every, torch.where(own, expert(rows) * share.reshape(-1, 1), 0))
     return out.view_as(x)
-
-
-@spells("experts", EXPERTS)
-def share_after_the_sum(at, x):
-    share, top = _share(at, x)
-    chosen = [torch.where((top == i)[..., None], e(x), 0) for i, e in enumerate(at.experts)]
-    return torch.stack(chosen).sum(0) * share[..., None]
 
 
 def _brought(at, x, bring):

@@ -399,7 +399,6 @@ def _root_mean_square(x):
 spell(
     "block",
     LLAMA,
-    scale_after_projections=_scaled_after(lambda y, x: y / _root_mean_square(x)),
     inverse_scale_after_projections=_scaled_after(
         lambda y, x: y * torch.rsqrt(torch.mean(x * x, -1, True) + EPS)
     ),
