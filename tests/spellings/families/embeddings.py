@@ -1,6 +1,5 @@
 """Ids to vectors: looked up, picked, or multiplied with a row that is one at the id."""
 
-
 import torch
 from torch import nn
 from torch.nn import functional as F

@@ -195,11 +195,6 @@ def _brought(at, x, bring):
 
 
 @spells("experts", EXPERTS, either=True)
-def tokens_added_by_index_put(at, x):
-    return _brought(at, x, lambda out, i, y: out.index_put((i,), y, accumulate=True))
-
-
-@spells("experts", EXPERTS, either=True)
 def tokens_added_by_scatter(at, x):
     return _brought(at, x, lambda out, i, y: out.scatter_add(0, i[:, None].expand_as(y), y))
 
@@ -207,13 +202,3 @@ def tokens_added_by_scatter(at, x):
 @spells("experts", EXPERTS, either=True)
 def tokens_put_onto_zeros_and_added(at, x):
     return _brought(at, x, lambda out, i, y: out + torch.zeros_like(out).index_put((i,), y))
-
-
-@spells("experts", EXPERTS, either=True)
-def tokens_added_by_two_indices(at, x):
-    share, top = _share(at, x)
-    out = torch.zeros_like(x)
-    for i, expert in enumerate(at.experts):
-        b, n = torch.where(top == i)
-        out.index_put_((b, n), expert(x[b, n]) * share[b, n][:, None], accumulate=True)
-    return out
