@@ -114,8 +114,9 @@ def test_one_gradient_is_compared_with_the_walk(monkeypatch):
     assert record.status == "measured" and 0 <= record.gradient_error <= 1e-12
     assert record.gradient_rounding is None
     monkeypatch.setattr(gradient, "AGREE", 0)
+    monkeypatch.setattr(gradient, "TIMES", 1e6)  # rounding differs from processor to processor
     record = examine(subject, gradient_alone=True)
-    assert record.status == "measured" and 0 < record.gradient_rounding < 1e-12
+    assert record.status == "measured" and 0 < record.gradient_rounding < 1e-12, record.failures
     monkeypatch.setattr(gradient, "EXACT", relprop.rules.LRP)
     record = examine(subject, gradient_alone=True)
     assert record.status == "measured" and "no gradient form" in record.walked

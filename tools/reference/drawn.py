@@ -105,7 +105,8 @@ def enlarge(model: nn.Module, y: Tensor, factor: float) -> None:
     """Multiply the weights of the last layer below ``y``: those that its gradient meets first. A
     score that a gradient is a factor of grows with them."""
     own = {id(p) for p in model.parameters()}
-    level, seen = [y.grad_fn], set()
+    level: list[Any] = [y.grad_fn] if y.grad_fn is not None else []
+    seen: set[Any] = set()
     while level:
         below = [f for node in level for f, _ in node.next_functions if f is not None]
         leaves = [p for f in below if id(p := _leaf(f)) in own]
