@@ -54,9 +54,16 @@ class Change:
         self.swap()
         after = "pass" if self.new is self.statement else line(self.statement)
         self.swap()
-        at = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), 0)
-        told = [t if len(t) < 100 else f"…{t[max(at - 40, 0) : at + 40]}…" for t in (before, after)]
-        return f"{self.function}: {told[0]} -> {told[1]}"
+        return f"{self.function}: {near(before, after)} -> {near(after, before)}"
+
+
+def near(text: str, other: str, most: int = 100, around: int = 40) -> str:
+    """A text; of a long one what is around the first place where it differs from another."""
+    at = next(i for i, (a, b) in enumerate(zip(text + " ", other + " ", strict=False)) if a != b)
+    if len(text) <= most:
+        return text
+    start, end = max(at - around, 0), at + around
+    return "…" * (start > 0) + text[start:end] + "…" * (end < len(text))
 
 
 def line(statement: ast.stmt) -> str:

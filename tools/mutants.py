@@ -7,9 +7,9 @@ the tests are asked whether they notice.
 No file is changed: a process forked from one that has imported the libraries compiles the changed
 module as it imports it. First each test file runs once, with marks in the statements. A mutant then
 meets the tests of its own folder and, if it lives, others: of the files that reach its statement,
-first the tests that reach it themselves, as many as take ``BUDGET`` seconds of processor time, and
-they are stopped after ``STOP``. What is known of this code stands in ``build/mutants``; a draw goes
-on where it was stopped. What a test starts as a process of its own is not mutated.
+first the tests that reach it themselves, as many as took ``BUDGETS`` seconds of processor time.
+Each run is stopped after ``STOP``. What is known of this code stands in ``build/mutants``, and a draw
+goes on where it was stopped. What a test starts as a process of its own is not mutated.
 
 Neither mutmut nor cosmic-ray tells folders of tests apart, draws by a seed, or names a mutant by
 its statement; and cosmic-ray starts Python and torch anew for each.
@@ -42,7 +42,7 @@ import pytest
 
 from tools.changes import AREAS, ROOT, Mutant, files, inner, marked, mutants, named, plant
 
-BUDGET, STOP, MEMORY = 20, 60, 8 << 30
+BUDGETS, STOP, MEMORY = (30, 15), 60, 8 << 30
 FOLDERS = "rules parity tracer rollup methods api targets operations compiled e2e testing".split()
 LIBRARIES = "torch timm transformers hypothesis numpy scipy captum sklearn accelerate".split()
 OPTIONS = ["-m", "not slow", "--assert=plain"]  # what is imported already is not rewritten
@@ -135,15 +135,20 @@ def known(kept: Path) -> dict[str, Any]:
     return found
 
 
-def chosen(marks: int, found: dict[str, Any], folders: list[str]) -> list[str]:
-    """Tests for what has these marks: in their order, but each file's together."""
+def chosen(marks: int, found: dict[str, Any], folders: list[str], budget: float) -> list[str]:
+    """Tests for what has these marks: of each function the shortest first, each file's together."""
     tests = []
     for path, of in found.items():
         hits = {test: bool(int(bits, 16) & marks) for test, _, bits in of["tests"]}
         if path.split("/")[1] in folders and any(hits.values()):
             tests += [(not hits[test], took, test) for test, took, _ in of["tests"]]
-    ends = itertools.accumulate(took for _, took, _ in sorted(tests))
-    within = [test for (_, _, test), end in zip(sorted(tests), ends, strict=True) if end < BUDGET]
+    asked, seen = [], Counter[tuple[bool, str]]()
+    for beside, took, test in sorted(tests):
+        function = (beside, test.split("[")[0])
+        asked.append((beside, seen[function], took, test))
+        seen[function] += 1
+    ends = itertools.accumulate(took for _, _, took, _ in sorted(asked))
+    within = [one[-1] for one, end in zip(sorted(asked), ends, strict=True) if end < budget]
     place = {test.split("::")[0]: i for i, test in reversed(list(enumerate(within)))}
     return sorted(within, key=lambda test: place[test.split("::")[0]])
 
@@ -166,7 +171,8 @@ def meet(say: Say, mutant: Mutant, stages: list[list[str]], loud: bool) -> None:
 def verdict(mutant: Mutant, found: dict[str, Any], loud: bool = False) -> dict[str, Any]:
     """What came of a mutant, and by which test."""
     own = AREAS[mutant.area][1]
-    stages = [chosen(mutant.marks, found, f) for f in (own, [f for f in FOLDERS if f not in own])]
+    folders = (own, [f for f in FOLDERS if f not in own])
+    stages = [chosen(mutant.marks, found, f, b) for f, b in zip(folders, BUDGETS, strict=True)]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     said, code = apart(meet, mutant, stages, loud)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -183,10 +183,10 @@ def test_tests_that_reach_a_statement_come_first():
         },
         "tests/tracer/test_c.py": {"tests": [("tests/tracer/test_c.py::three", 2, "6")]},
     }
-    own, others = (mutants.chosen(2, found, [folder]) for folder in ("rules", "tracer"))
+    own, others = (mutants.chosen(2, found, [folder], 20) for folder in ("rules", "tracer"))
     assert own == ["tests/rules/test_b.py::two"]
     assert others == ["tests/tracer/test_c.py::three"]
-    assert mutants.chosen(4, found, ["rules"]) == [
+    assert mutants.chosen(4, found, ["rules"], 20) == [
         "tests/rules/test_b.py::beside",
         "tests/rules/test_b.py::two",
     ]
