@@ -14,11 +14,13 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 SITES = "attention attended_constants heads queries softmax_rows labels"
 TRACED = f"capture trace assemble atoms axes axes_moved axes_joined {SITES}".split()
-#: What is changed, and the folders of tests that are its own.
+WALKS = "parity methods/test_chunks methods/test_head. methods/test_held methods/test_one_gradient"
+WALKS += " methods/test_segments methods/test_shared_walks"
+#: What is changed, and which tests are its own: how their paths begin.
 AREAS: dict[str, tuple[list[str], list[str]]] = {
     "rules": (["rules/*.py"], ["rules"]),
-    "interpreter": (["interpreter/*.py"], ["methods", "parity"]),
-    "plan": (["plan/*.py"], ["rules", "methods"]),
+    "interpreter": (["interpreter/*.py"], WALKS.split()),
+    "plan": (["plan/*.py"], ["rules", "methods/test_held"]),
     "roll-up": (["rollup/*.py", "runner/rollup.py"], ["rollup"]),
     "tracer": ([f"tracer/{name}.py" for name in TRACED], ["tracer"]),
 }

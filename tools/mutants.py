@@ -8,7 +8,7 @@ No file is changed: a process forked from one that has imported the libraries co
 module as it imports it. First each test file runs once, with marks in the statements. A mutant then
 meets the tests of its own folder and, if it lives, others: of the files that reach its statement,
 first the tests that reach it themselves, as many as took ``BUDGETS`` seconds of processor time.
-Each run is stopped after ``STOP``. What is known of this code stands in ``build/mutants``, and a draw
+Each run is stopped after ``STOP``. What is known of this code stands in ``build/mutants``; a draw
 goes on where it was stopped. What a test starts as a process of its own is not mutated.
 
 Neither mutmut nor cosmic-ray tells folders of tests apart, draws by a seed, or names a mutant by
@@ -24,7 +24,6 @@ import contextlib
 import gc
 import hashlib
 import importlib
-import itertools
 import json
 import multiprocessing
 import os
@@ -43,7 +42,15 @@ import pytest
 from tools.changes import AREAS, ROOT, Mutant, files, inner, marked, mutants, named, plant
 
 BUDGETS, STOP, MEMORY = (30, 15), 60, 8 << 30
-FOLDERS = "rules parity tracer rollup methods api targets operations compiled e2e testing".split()
+#: All tests that are asked: how their paths begin.
+ASKED = [
+    "rules",
+    "tracer",
+    "rollup",
+    *AREAS["interpreter"][1],
+    "methods/test_a",
+    "methods/test_books",
+]
 LIBRARIES = "torch timm transformers hypothesis numpy scipy captum sklearn accelerate".split()
 OPTIONS = ["-m", "not slow", "--assert=plain"]  # what is imported already is not rewritten
 OWN, OTHERS, STOPPED, LIVED = "own tests", "others only", "stopped", "lived"
@@ -118,11 +125,16 @@ def look(say: Say, path: str) -> None:
     say([n for n in sys.modules if n.split(".")[0] in LIBRARIES])
 
 
+def test_files() -> list[str]:
+    """The files of the tests that are asked."""
+    names = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("tests/*/test_*.py"))
+    return [n for begin in ASKED for n in names if n.startswith(f"tests/{begin}")]
+
+
 def known(kept: Path) -> dict[str, Any]:
     """Of each test file what its tests take and reach, and which libraries it imports."""
     found: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
-    paths = [p for folder in FOLDERS for p in sorted(ROOT.glob(f"tests/{folder}/test_*.py"))]
-    for name in (str(p.relative_to(ROOT)) for p in paths):
+    for name in test_files():
         if name not in found:
             (*tests, libraries), _ = apart(look, name)
             found[name] = {"tests": tests, "libraries": libraries}
@@ -135,20 +147,23 @@ def known(kept: Path) -> dict[str, Any]:
     return found
 
 
-def chosen(marks: int, found: dict[str, Any], folders: list[str], budget: float) -> list[str]:
+def chosen(marks: int, found: dict[str, Any], budget: float) -> list[str]:
     """Tests for what has these marks: of each function the shortest first, each file's together."""
     tests = []
-    for path, of in found.items():
+    for of in found.values():
         hits = {test: bool(int(bits, 16) & marks) for test, _, bits in of["tests"]}
-        if path.split("/")[1] in folders and any(hits.values()):
+        if any(hits.values()):
             tests += [(not hits[test], took, test) for test, took, _ in of["tests"]]
-    asked, seen = [], Counter[tuple[bool, str]]()
+    seen = Counter[tuple[bool, str]]()
+    asked, within = [], []
     for beside, took, test in sorted(tests):
         function = (beside, test.split("[")[0])
         asked.append((beside, seen[function], took, test))
         seen[function] += 1
-    ends = itertools.accumulate(took for _, _, took, _ in sorted(asked))
-    within = [one[-1] for one, end in zip(sorted(asked), ends, strict=True) if end < budget]
+    for _, _, took, test in sorted(asked):
+        if took < budget:
+            within.append(test)
+            budget -= took
     place = {test.split("::")[0]: i for i, test in reversed(list(enumerate(within)))}
     return sorted(within, key=lambda test: place[test.split("::")[0]])
 
@@ -170,9 +185,10 @@ def meet(say: Say, mutant: Mutant, stages: list[list[str]], loud: bool) -> None:
 
 def verdict(mutant: Mutant, found: dict[str, Any], loud: bool = False) -> dict[str, Any]:
     """What came of a mutant, and by which test."""
-    own = AREAS[mutant.area][1]
-    folders = (own, [f for f in FOLDERS if f not in own])
-    stages = [chosen(mutant.marks, found, f, b) for f, b in zip(folders, BUDGETS, strict=True)]
+    begins = tuple(f"tests/{begin}" for begin in AREAS[mutant.area][1])
+    own = {path: of for path, of in found.items() if path.startswith(begins)}
+    others = {path: of for path, of in found.items() if path not in own}
+    stages = [chosen(mutant.marks, f, b) for f, b in zip((own, others), BUDGETS, strict=True)]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     said, code = apart(meet, mutant, stages, loud)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -211,8 +227,8 @@ def table(results: list[dict[str, Any]]) -> str:
 
 def digest() -> str:
     """Which code this is."""
-    folders = ["relprop", "tests/common", *(f"tests/{folder}" for folder in FOLDERS)]
-    paths = [p for folder in folders for p in sorted((ROOT / folder).rglob("*.py"))]
+    paths = [p for f in ("relprop", "tests/common") for p in sorted((ROOT / f).rglob("*.py"))]
+    paths += [ROOT / name for name in test_files()]
     return hashlib.sha256(b"".join(p.read_bytes() for p in paths)).hexdigest()[:12]
 
 

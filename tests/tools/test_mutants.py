@@ -8,7 +8,7 @@ from importlib.machinery import SourceFileLoader
 import pytest
 
 from tools import mutants
-from tools.changes import Mutant, changes, inner, marked, named, plant
+from tools.changes import AREAS, Mutant, changes, files, inner, marked, named, plant
 from tools.changes import mutants as every_mutant
 
 SMALL = '''
@@ -172,21 +172,16 @@ def test_what_comes_of_a_mutant(tmp_path, monkeypatch, name, came):
 
 
 def test_tests_that_reach_a_statement_come_first():
-    found = {
-        "tests/rules/test_a.py": {"tests": [("tests/rules/test_a.py::one", 1, "1")]},
-        "tests/rules/test_b.py": {
-            "tests": [
-                ("tests/rules/test_b.py::two", 3, "2"),
-                ("tests/rules/test_b.py::beside", 1, "4"),
-                ("tests/rules/test_b.py::long", 30, "2"),
-            ]
-        },
-        "tests/tracer/test_c.py": {"tests": [("tests/tracer/test_c.py::three", 2, "6")]},
-    }
-    own, others = (mutants.chosen(2, found, [folder], 20) for folder in ("rules", "tracer"))
-    assert own == ["tests/rules/test_b.py::two"]
-    assert others == ["tests/tracer/test_c.py::three"]
-    assert mutants.chosen(4, found, ["rules"], 20) == [
-        "tests/rules/test_b.py::beside",
-        "tests/rules/test_b.py::two",
-    ]
+    tests = [("a::long", 30, "2"), ("a::f[1]", 3, "2"), ("a::f[2]", 4, "3"), ("a::g", 5, "6")]
+    found = {"a": {"tests": tests}, "b": {"tests": [("b::h", 1, "1")]}}
+    assert mutants.chosen(2, found, 20) == ["a::f[1]", "a::g", "a::f[2]"]
+    assert mutants.chosen(4, found, 10) == ["a::g", "a::f[1]"]
+    assert mutants.chosen(1, found, 20) == ["b::h", "a::f[2]", "a::f[1]", "a::g"]
+    assert mutants.chosen(8, found, 20) == []
+
+
+def test_every_area_has_files_and_tests():
+    asked = mutants.test_files()
+    for area, (_, begins) in AREAS.items():
+        assert [path for name, path, _ in files() if name == area]
+        assert all(any(n.startswith(f"tests/{b}") for n in asked) for b in begins), area
