@@ -249,7 +249,9 @@ def main() -> int:
         return 0
     every, kept = mutants(), folder / "results.jsonl"
     done = {r["name"]: r for r in map(json.loads, kept.open())} if kept.exists() else {}
-    drawn = random.Random(given.seed).sample(sorted(every), given.draw)
+    drawn = sorted(every)
+    random.Random(given.seed).shuffle(drawn)
+    drawn = drawn[: given.draw]
     for name in drawn:
         if name not in done:
             done[name] = verdict(every[name], found)
