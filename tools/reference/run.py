@@ -8,8 +8,11 @@ import multiprocessing
 import re
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from tools.reference.files import entries
 
 #: Subjects for one process: libraries keep caches.
 RECYCLE = 40
@@ -58,11 +61,16 @@ def _measure(given: tuple[str, bool, str]) -> tuple[str, str]:
 
 
 def entry_of(name: str, rounding: bool = False) -> dict[str, Any]:
-    """What is kept of a subject, measured now."""
+    """What is kept of a subject, measured now; without ``rounding`` in the ways it is kept."""
     from tools.reference.called import measure_call
     from tools.reference.measure import measure
     from tools.reference.subjects import CALL, every
 
     if name.startswith(CALL):
         return measure_call(name.removeprefix(CALL), rounding)
-    return measure(every()[name], rounding)
+    subject = every()[name]
+    if not rounding:
+        then = entries([subject.family]).get(name, {})
+        varied = subject.varied and "largest differences" in then
+        subject = replace(subject, varied=varied, compiled="compiled" in then)
+    return measure(subject, rounding)
