@@ -179,8 +179,11 @@ def test_however_padding_is_told(how):
     for method, e in long.explanations.items():
         expected = short.explanations[method].scores
         assert bool(expected.any()), method
-        assert (e.scores[~lengths(9)] == 0).all(), method
-        assert (expected[~lengths(6)] == 0).all(), method
+        # that runs the model without them, in a batch of another size: on some processors
+        # rounding is left
+        most = 1e-12 * expected.abs().max() if method == "leave_one_out" else 0
+        assert (e.scores[~lengths(9)].abs() <= most).all(), method
+        assert (expected[~lengths(6)].abs() <= most).all(), method
         if method not in DRAWN:
             assert closeness(e.scores[:, :6], expected) <= 1e-9, method
 
