@@ -37,11 +37,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tools.changes import AREAS, ROOT, Mutant, files, inner, marked, mutants, named, plant
 
 BUDGETS, STOP, MEMORY = (30, 15), 60, 8 << 30
+QUIET = 60  # seconds by the clock: a process that does nothing in them hangs
 #: All tests that are asked: how their paths begin.
 ASKED = [
     "rules",
@@ -97,6 +99,11 @@ class Tests:
         return "" if good else (*self.failed, f"importing: {code!r}")[0]
 
 
+def worked(process: int) -> float:
+    """The seconds of processor time that a process has taken."""
+    return sum(psutil.Process(process).cpu_times()[:2])
+
+
 def apart(work: Callable[..., None], *given: Any) -> tuple[list[Any], int]:
     """What ``work`` says in a process of its own, which has the libraries, and its exit code."""
     fork = multiprocessing.get_context("fork")
@@ -106,9 +113,10 @@ def apart(work: Callable[..., None], *given: Any) -> tuple[list[Any], int]:
     says.close()
     said: list[Any] = []
     with contextlib.suppress(EOFError):
-        while hears.poll(10 * STOP):
-            said.append(hears.recv())
-    child.join(STOP / 10)
+        used = -1.0
+        while (more := hears.poll(QUIET)) or used != (used := worked(child.pid or 0)):
+            said += [hears.recv()] if more else []
+    child.join(QUIET)
     child.kill()
     child.join()
     return said, child.exitcode or 0
