@@ -15,7 +15,7 @@ from relprop.methods import METHODS
 from relprop.runner.method import Method
 from relprop.targets import output, token
 from relprop.tracer import chunked
-from tests.common.models import build, sample
+from tests.common.models import build, closeness, sample
 
 METHOD = "attention_times_grad"  # a small program, for tests that are not about the method
 
@@ -56,11 +56,13 @@ def test_any_batch_and_any_target(model, explainer, batch):
         close(explainer(inputs, target), relprop.explain(model, inputs, target))
 
 
-def test_without_a_backend_it_is_bit_equal(model, explainer):
-    """The head is linear in one position here, so that no sum is taken in another order."""
+def test_without_a_backend_it_is_equal_but_for_rounding(model, explainer):
+    """The head is linear in one position here, so that no sum is taken in another order; products
+    of batches are rounded otherwise on some processors."""
     inputs = sample(batch=4, seed=9)
     mine, theirs = explainer(inputs, 1), relprop.explain(model, inputs, 1)
-    assert torch.equal(mine.scores, theirs.scores) and torch.equal(mine.output, theirs.output)
+    assert closeness(mine.scores, theirs.scores) <= 1e-14
+    assert closeness(mine.output, theirs.output) <= 1e-14
 
 
 def test_a_recorded_run_does_not_look_at_masks(monkeypatch):
