@@ -74,10 +74,12 @@ class Ledger:
             f"  {name:<10}{float(value.mean()):+.6g}{notes.get(name, '')}"
             for name, value in self.totals().items()
         ]
+        eps = torch.finfo(self.started.dtype).eps
+        rounding = eps * len(self.accounts) * float(self.started.abs().max())
         lines += [
             f"  lost       {cause}: {float(v.mean()):+.3g}"
             for cause, v in self.lost().items()
-            if float(v.abs().max()) > 0
+            if float(v.abs().max()) > rounding
         ]
         samples = f"mean of {counted(len(self.started), 'sample')}"
         return "\n".join([f"ledger over {len(self.accounts)} operations ({samples})", *lines])
