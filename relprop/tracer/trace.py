@@ -139,7 +139,7 @@ def _traced(model: nn.Module, sample: Inputs, token_inputs: tuple[str, ...] | No
     program = assemble(raw, sample.names, token_inputs, model)
     if still := without_tokens(program, raw.constants):
         hold_still(raw.graph, still)
-        canonicalise(raw.graph, device, raw.constants, places, again=True)
+        canonicalise(raw.graph, device, raw.constants, places)
         settled = assemble(raw, sample.names, tuple(program.leaves), model)
         program = replace(settled, constant_inputs=program.constant_inputs)
     verify(program, model, sample, raw, random_calls)

@@ -90,25 +90,6 @@ def turned_in_place(x):
     return x
 
 
-# Attention by the difference of two maps, whose values are read in halves.
-
-
-def difference(q, k, v, _):
-    one, other = (scores(q[:, i::2], k[:, i::2]).softmax(-1) for i in (0, 1))
-    v = v.unflatten(1, (2, 2)).transpose(2, 3).flatten(3)
-    return both((one - 0.3 * other) @ v)
-
-
-def values_in_halves(q, k, v, _):
-    one, other = (scores(q[:, i::2], k[:, i::2]).softmax(-1) for i in (0, 1))
-    one, other = (torch.cat([m @ v[:, 0::2], m @ v[:, 1::2]], -1) for m in (one, other))
-    return both(one - 0.3 * other)
-
-
-def both(x):
-    return x.unflatten(-1, (2, SIZE)).transpose(2, 3).flatten(1, 2)
-
-
 # Gates that forget, as differences of running sums.
 
 
@@ -119,18 +100,6 @@ def forgetting(q, k, v, gates):
 def forgetting_in_the_mask(q, k, v, gates):
     mask = (gates[..., None] - gates[..., None, :]).masked_fill(ahead(), -torch.inf)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-
-
-# Values that lie in two tensors.
-
-
-def values_joined(q, k, v, _):
-    return scores(q, k).softmax(-1) @ torch.cat([v[..., :2, :], 2 * k[..., 2:, :]], -2)
-
-
-def values_apart(q, k, v, _):
-    weights = scores(q, k).softmax(-1)
-    return weights[..., :2] @ v[..., :2, :] + weights[..., 2:] @ (2 * k[..., 2:, :])
 
 
 # Experts.
@@ -202,9 +171,7 @@ SAME = {
     "attend": [
         (rotary(some_of_the_features), rotary(half_and_minus_half)),
         (rotary(some_of_the_features), rotary(turned_in_place)),
-        (difference, values_in_halves),
         (forgetting, forgetting_in_the_mask),
-        (values_joined, values_apart),
     ],
     "mix": [(dense, rows_repeated), (dense_and_shared, routed_and_shared)],
     "smear": [(shifted, added_to_the_others)],

@@ -64,13 +64,6 @@ FIXED = {
     "a difference": lambda x, y, w: x + w * (y - x),
     "two differences": lambda x, y, w: (lambda d: x + d * w)(y - x),
 }
-picked = stream(lambda x, y, z: torch.where(z > 0, y, x))
-PICKED = {
-    "what is left": lambda x, y, z: x - (z > 0).to(x.dtype) * x + (z > 0).to(x.dtype) * y,
-    "a difference": lambda x, y, z: x + (z > 0).to(x.dtype) * (y - x),
-}
-picked_and_more = stream(lambda x, y, z: torch.where(z > 0, x, y) + y)
-PICKED_AND_MORE = {"a difference": lambda x, y, z: y + (z > 0).to(x.dtype) * (x - y) + y}
 one = stream(lambda x, y, z: x * (1 - z[..., :1].sigmoid()) + y * z[..., :1].sigmoid())
 ONE = {
     "repeated": lambda x, y, z: torch.lerp(x, y, z[..., :1].sigmoid().expand_as(x)),
@@ -120,8 +113,6 @@ MODULATIONS = {
 grown = gated(lambda a, b: (F.elu(a) + 1) * b)
 SAME = {
     share: {f"share by {n}": stream(f) for n, f in SHARES.items()},
-    picked: {f"picked by {n}": stream(f) for n, f in PICKED.items()},
-    picked_and_more: {f"picked and more by {n}": stream(f) for n, f in PICKED_AND_MORE.items()},
     one: {f"one number {n}": stream(f) for n, f in ONE.items()},
     fixed: {f"parameter by {n}": parameter(f) for n, f in FIXED.items()},
     scaled: {f"scale by {n}": parameter(f) for n, f in SCALED.items()},

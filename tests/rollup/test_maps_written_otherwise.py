@@ -1,5 +1,5 @@
-"""One attention map, however it is put together: differences of two, scores with one beside them
-that is a parameter's, a triangle renormalised, pooled weights that are divided late."""
+"""One attention map, however it is put together: scores with one beside them that is a parameter's,
+a triangle renormalised, pooled weights that are divided late."""
 
 import pytest
 import torch
@@ -35,50 +35,6 @@ def first(x, _):
 
 def plain(q, k, v, _):
     return scores(q, k).softmax(-1) @ v
-
-
-def halves(q, k):
-    return zip(q.chunk(2, -1), k.chunk(2, -1), strict=True)
-
-
-def difference_of_maps(q, k, v, _):
-    one, other = ((a @ b.mT).softmax(-1) for a, b in halves(q, k))
-    return (one - SHARE * other) @ v
-
-
-def difference_of_results(q, k, v, _):
-    one, other = ((a @ b.mT).softmax(-1) @ v for a, b in halves(q, k))
-    return one.sub(other, alpha=SHARE)
-
-
-def difference_of_fused(q, k, v, _):
-    one, other = (F.scaled_dot_product_attention(a, b, v, scale=1.0) for a, b in halves(q, k))
-    return (one.transpose(1, 2) - SHARE * other.transpose(1, 2)).transpose(1, 2)
-
-
-def difference_by_parts_of_values(q, k, v, _):
-    def fused(a, b):
-        parts = (F.scaled_dot_product_attention(a, b, w, scale=1.0) for w in v.chunk(2, -1))
-        return torch.cat(list(parts), -1)
-
-    one, other = (fused(a, b) for a, b in halves(q, k))
-    return one - other * SHARE
-
-
-def difference_of_heads(q, k, v, _):
-    q, k = (torch.cat(x.chunk(2, -1), 1) for x in (q, k))
-    one, other = ((q @ k.mT).softmax(-1) @ v.repeat(1, 2, 1, 1)).chunk(2, 1)
-    return one - SHARE * other
-
-
-def difference_by_a_parameter(q, k, v, beside):
-    one, other = ((a @ b.mT).softmax(-1) for a, b in halves(q, k))
-    return (one - beside * other) @ v
-
-
-def results_by_a_parameter(q, k, v, beside):
-    one, other = ((a @ b.mT).softmax(-1) @ v for a, b in halves(q, k))
-    return one - other * beside
 
 
 def beside_joined(q, k, v, beside):
@@ -201,13 +157,6 @@ def memory_divided_late(q, k, _, beside):
 
 
 SAME = {
-    (difference_of_maps, first): [
-        (difference_of_results, first),
-        (difference_of_fused, first),
-        (difference_by_parts_of_values, first),
-        (difference_of_heads, first),
-    ],
-    (difference_by_a_parameter, first): [(results_by_a_parameter, first)],
     (beside_joined, first): [
         (beside_in_the_sum, first),
         (beside_less_the_largest, first),

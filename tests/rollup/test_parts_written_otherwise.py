@@ -49,13 +49,6 @@ def windows_joined(block, _, x):
     return y[:, torch.tensor(WINDOWS).flatten().argsort()]
 
 
-def windows_written(block, _, x):
-    y = torch.zeros_like(x)
-    for w in torch.tensor(WINDOWS):
-        y[:, w] = alone(block, x[:, w])
-    return y
-
-
 def windows_written_by_token(block, _, x):
     y = torch.zeros_like(x)
     for w in WINDOWS:
@@ -162,21 +155,6 @@ def laid_over(copies):
 by_interpolation = laid_over(lambda few: F.interpolate(few.mT, scale_factor=2).mT)
 
 
-def with_learned_keys(scores):
-    """Tokens look at two keys of the model's own, too."""
-
-    def attention(block, _, x):
-        q, k, v = map(heads, block.qkv(x).chunk(3, -1))
-        own = heads(block.out.weight[:2]).expand(len(x), -1, -1, -1)
-        weights = (scores(q, own, k) / 2).softmax(-1)
-        return block.out((weights @ torch.cat([own, v], 2)).transpose(1, 2).flatten(2))
-
-    return through(attention)
-
-
-keys_joined = with_learned_keys(lambda q, own, k: q @ torch.cat([own, k], 2).mT)
-
-
 def shifted(shift):
     """Each token gets something of the one before it, and of the one before that."""
 
@@ -279,7 +257,6 @@ by_length = by_distance(lambda x, p: (x[:, None] - p).norm(dim=-1))
 
 SAME = {
     "windows joined": (through(windows_at_once), through(windows_joined)),
-    "windows written": (through(windows_at_once), through(windows_written)),
     "windows written by token": (through(windows_at_once), through(windows_written_by_token)),
     "a bias behind an order": (through(windows_at_once), through(bias_behind_an_order)),
     "a bias of parts": (through(bias_inside), through(bias_of_parts)),
@@ -292,10 +269,6 @@ SAME = {
     "shifts in place": (shifted_whole, shifted(shifted_in_place)),
     "shifts one by one": (shifted_whole, shifted(shifted_one_by_one)),
     "an expert of no token": (all_experts, by_experts(experts_at_their_tokens)),
-    "scores of learned keys": (
-        keys_joined,
-        with_learned_keys(lambda q, own, k: torch.cat([q @ own.mT, q @ k.mT], -1)),
-    ),
     "put by a mask": (by_numbers, some_tokens(put_by_a_mask)),
     "copies repeated": (by_interpolation, laid_over(lambda few: few.repeat_interleave(2, 1))),
     "copies by index": (by_interpolation, laid_over(lambda few: few[:, torch.arange(6) // 2])),

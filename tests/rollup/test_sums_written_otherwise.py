@@ -53,16 +53,8 @@ def chunks_folded(m, x):
     return m.head(m.read(x.reshape(-1, 2, WIDTH)).unflatten(0, (-1, 3)).mean(1))
 
 
-def chunks_added(m, x):
-    return m.head(sum(m.read(c) for c in x.split(2, 1)) / 3)
-
-
 def chunks_averaged(m, x):
     return m.head(torch.stack([m.read(c) for c in x.chunk(3, 1)]).mean(0))
-
-
-def chunks_weighed(m, x):
-    return m.head(sum(m.read(x[:, i : i + 2]) / 3 for i in range(0, TOKENS, 2)))
 
 
 def chunks_unfolded(m, x):
@@ -80,25 +72,6 @@ def halves_joined(m, x):
 def halves_apart(m, x):
     one, other = m.both.weight.chunk(2, 1)
     return F.linear(m.read(x[:, :3]), one, m.both.bias) + F.linear(m.read(x[:, 3:]), other)
-
-
-def halves_padded(m, x):
-    return m.both(F.pad(m.read(x[:, :3]), (0, WIDTH)) + F.pad(m.read(x[:, 3:]), (WIDTH, 0)))
-
-
-def halves_subtracted(m, x):
-    none = torch.zeros(len(x), WIDTH, dtype=x.dtype)
-    return m.both(F.pad(m.read(x[:, 3:]), (WIDTH, 0)) - torch.cat([-m.read(x[:, :3]), none], -1))
-
-
-def tokens_joined(m, x):
-    parts = m.blocks[0](x[:, :2]), m.blocks[0](x[:, 2:4])
-    return m.head(m.blocks[1](F.pad(torch.cat(parts, 1), (0, 0, 0, 1)) + m.place[:, :5])[:, 0])
-
-
-def tokens_padded(m, x):
-    parts = F.pad(m.blocks[0](x[:, :2]), (0, 0, 0, 3)), m.blocks[0](x[:, 2:4])
-    return m.head(m.blocks[1](m.place[:, :5] + parts[0] + F.pad(parts[1], (0, 0, 2, 1)))[:, 0])
 
 
 def side_by_side(added):
@@ -233,25 +206,6 @@ SHARED = {
 }
 
 
-def two(mix):
-    """Two attentions that read the same, mixed and added to the stream."""
-
-    def way(m, x):
-        x = x + mix(*(b.attention(x) for b in m.blocks))
-        return m.head(m.blocks[0](x)[:, 0])
-
-    return way
-
-
-halved = two(lambda a, b: (a + b) / 2)
-HALVED = {
-    "a mean": lambda a, b: torch.stack([a, b]).mean(0),
-    "halves": lambda a, b: 0.5 * a + b / 2,
-    "lerp": lambda a, b: torch.lerp(a, b, 0.5),
-    "a difference": lambda a, b: a + 0.5 * (b - a),
-}
-
-
 def by_feature(mix):
     """Attention and the stream, a parameter for each feature of both."""
 
@@ -271,19 +225,13 @@ SCALED = {
     ),
 }
 SAME = {
-    chunks_folded: {
-        f.__name__: f for f in (chunks_added, chunks_averaged, chunks_weighed, chunks_unfolded)
-    },
-    halves_folded: {
-        f.__name__: f for f in (halves_joined, halves_apart, halves_padded, halves_subtracted)
-    },
-    tokens_joined: {tokens_padded.__name__: tokens_padded},
+    chunks_folded: {f.__name__: f for f in (chunks_averaged, chunks_unfolded)},
+    halves_folded: {f.__name__: f for f in (halves_joined, halves_apart)},
     mixed_plainly: {f"mixed {name}": mixed(mix) for name, mix in MIXED.items()},
     once: {f"attention {name}": maps(both) for name, both in TWICE.items()},
     by_layer: {name: side_by_side(added) for name, added in SIDES.items()},
     layers_added: {f"layers {name}": way for name, way in LAYERS.items()},
     layers_shared: {f"shares {name}": all_layers(mix) for name, mix in SHARED.items()},
-    halved: {f"halved by {name}": two(mix) for name, mix in HALVED.items()},
     scaled_apart: {f"scaled {name}": by_feature(mix) for name, mix in SCALED.items()},
 }
 

@@ -1,4 +1,4 @@
-"""What ids choose is looked up: in which table, for which ids, and where it is not."""
+"""What ids choose: which of it is a lookup, and what is refused."""
 
 import pytest
 import torch
@@ -6,8 +6,6 @@ from torch import nn
 
 import relprop
 from relprop.errors import TargetError
-from relprop.operations import Kind, kind
-from relprop.tracer.editing import val
 from relprop.tracer.passes.functions.known import known_function, line_of_known
 
 WORDS, WIDTH = 5, 8
@@ -34,24 +32,6 @@ def scores(embed, ids=IDS, method="gradient_x_input"):
     return relprop.explain(Model(embed).double().eval(), ids, 1, method=method).scores
 
 
-def by_words(ids, table):
-    """Ids that are no word get zeros."""
-    return sum((ids == i)[..., None] * row for i, row in enumerate(table))
-
-
-def with_zeros(ids, table):
-    known = (ids >= 0) & (ids < WORDS)
-    zeros = torch.zeros_like(table[:1])
-    return torch.cat([table, zeros])[torch.where(known, ids, WORDS)]
-
-
-@pytest.mark.parametrize("odd", [WORDS, 10**9, -1, -(10**9)])
-def test_ids_without_a_word_of_their_own_get_what_the_model_gives_them(odd):
-    ids = IDS.clone()
-    ids[:, 2] = odd
-    torch.testing.assert_close(scores(by_words, ids), scores(with_zeros, ids))
-
-
 def of_its_place(ids, table):
     """What an id gets depends on its place."""
     there = ids == torch.arange(6) % WORDS
@@ -76,36 +56,6 @@ def test_a_lookup_under_a_mask_stays_one():
     """No gradient passes where the mask is 0."""
     found = scores(lambda ids, t: t[ids] * (ids != 0)[..., None], method="input_gradient")
     assert torch.equal(found == 0, IDS == 0)
-
-
-def test_pieces_of_one_table_are_one_lookup():
-    def embed(ids, table):
-        return torch.cat([piece[ids] for piece in table.split(2, 1)], -1)
-
-    graph = relprop.trace(Model(embed).eval(), (IDS,)).graph
-    (lookup,) = [n for n in graph.nodes if kind(n) is Kind.EMBEDDING]
-    assert val(lookup.args[0]).shape == (WORDS, WIDTH)
-
-
-def marks(ids, table):
-    """A second table's row for each id, by what the id is like."""
-    return torch.where((ids > 2)[..., None], table[1], -table[0])
-
-
-@pytest.mark.parametrize("method", ["gradient_x_input", "lrp", "occlusion"])
-def test_in_which_order_tables_and_positions_are_added_says_nothing(method):
-    place = torch.linspace(-1, 1, 6 * WIDTH, dtype=torch.float64).reshape(6, WIDTH)
-    together, apart, last = (
-        scores(embed, method=method)
-        for embed in (
-            lambda ids, table: (table[ids] + marks(ids, table)) + place,
-            lambda ids, table: (table[ids] + place) + marks(ids, table),
-            lambda ids, table: place + (marks(ids, table) - place * 0.5 + table[ids]) + place * 0.5,
-        )
-    )
-    torch.testing.assert_close(apart, together, rtol=1e-9, atol=1e-9)
-    if method != "lrp":  # places that cancel are terms all the same
-        torch.testing.assert_close(last, together, rtol=1e-9, atol=1e-9)
 
 
 FROM_THE_LAST = [

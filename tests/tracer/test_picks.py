@@ -118,41 +118,6 @@ def test_where_nothing_is_picked_there_are_zeros():
     torch.testing.assert_close(by_comparison, by_index)
 
 
-def _marked(x, kept):
-    return x.masked_fill(~kept[..., None], torch.nan)
-
-
-def _written(x, kept):
-    x = x.clone()
-    x[~kept] = torch.nan
-    return x.nanmean(1)
-
-
-def _mean(x, kept):
-    return (x * kept[..., None]).sum(1) / kept.sum(1, keepdim=True)
-
-
-MEANS = {
-    "nanmean": lambda x, m: _marked(x, m).nanmean(1),
-    "of where": lambda x, m: torch.where(m[..., None], x, torch.nan).nanmean(-2, keepdim=True)[
-        :, 0
-    ],
-    "nansum": lambda x, m: _marked(x, m).nansum(1) / m.sum(1, keepdim=True),
-    "counted": lambda x, m: _marked(x, m).nansum(1) / (_marked(x, m) == _marked(x, m)).sum(1),
-    "written": _written,
-}
-
-
-@pytest.mark.parametrize("method", ["transformer_attribution", "rollout", "attnlrp"])
-@pytest.mark.parametrize("name", MEANS)
-def test_what_is_marked_as_no_number_is_left_out(name, method):
-    plain, other = (
-        relprop.explain(reading(way), (IDS, KEPT), 1, method=method).scores
-        for way in (_mean, MEANS[name])
-    )
-    torch.testing.assert_close(other, plain, rtol=1e-9, atol=1e-12)
-
-
 def test_positions_in_a_buffer_pick_as_others_do():
     """The buffer's numbers are part of what is known; when they change, so does what is picked."""
     held = Last(None)

@@ -41,15 +41,9 @@ GATES = (
     lambda at, x: x / (1 + torch.exp(-F.linear(x, at.w))),
     lambda at, x: x * (1 + torch.exp(-F.linear(x, at.w))).reciprocal(),
 )
-SIGNS = (
-    lambda at, x: F.linear(F.gelu(x), -at.w),
-    lambda at, x: F.linear(-F.gelu(x), at.w),
-    lambda at, x: -F.linear(F.gelu(x), at.w),
-    lambda at, x: -2 * F.linear(F.gelu(x) / 2, at.w),
-)
 
 
-@pytest.mark.parametrize("ways", [COSINES, GATES, SIGNS], ids=["cosines", "gates", "signs"])
+@pytest.mark.parametrize("ways", [COSINES, GATES], ids=["cosines", "gates"])
 def test_one_function_one_map(ways):
     x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     wanted, *found = (
@@ -60,11 +54,3 @@ def test_one_function_one_map(ways):
         for other in found:
             gap = (other[method].scores - wanted[method].scores).abs().max()
             assert gap <= 1e-9 * scale, method
-
-
-def test_a_difference_has_the_sign_of_the_weight():
-    """x − Wx and x + (−W)x."""
-    ways = (lambda at, x: x - x @ at.w, lambda at, x: x + x @ -at.w)
-    x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    one, two = (relprop.explain(Small(w).eval(), x, 1, method="lrp").scores for w in ways)
-    assert torch.allclose(one, two, rtol=0, atol=1e-9 * float(one.abs().max()))

@@ -22,61 +22,42 @@ from relprop.operations import Args, Kind, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import drop_unused
 from relprop.tracer.passes.attention.disguised import raise_disguised_attention
-from relprop.tracer.passes.attention.picked import spread_picked
 from relprop.tracer.passes.attention.rotations import join_rotations
-from relprop.tracer.passes.attention.shares import weigh_masks
-from relprop.tracer.passes.attention.summed import cut_maps, join_maps
 from relprop.tracer.passes.functions.affine import raise_affine
 from relprop.tracer.passes.functions.channels import raise_channels
 from relprop.tracer.passes.functions.disguised import raise_disguised_functions
 from relprop.tracer.passes.functions.elements import raise_functions
 from relprop.tracer.passes.functions.rows import raise_rows
-from relprop.tracer.passes.functions.shifts import drop_shifts
-from relprop.tracer.passes.lanes.groups import fold_rows, join_groups
-from relprop.tracer.passes.lanes.merging import merge_lanes, merge_projections, merge_sums
+from relprop.tracer.passes.lanes.groups import join_groups
+from relprop.tracer.passes.lanes.merging import merge_lanes, merge_projections
 from relprop.tracer.passes.lanes.same import join_same
 from relprop.tracer.passes.lanes.towers import part_towers
 from relprop.tracer.passes.lanes.weighted import merge_weighted
 from relprop.tracer.passes.lookups.moved_ids import look_up_as_given
-from relprop.tracer.passes.lookups.orders import sink_orders
 from relprop.tracer.passes.lookups.picks import pick_tokens
 from relprop.tracer.passes.lookups.rows import raise_lookups
-from relprop.tracer.passes.products.blocks import raise_blocks
-from relprop.tracer.passes.products.convolutions import join_windows, raise_convolutions
 from relprop.tracer.passes.products.cosines import scale_operands
 from relprop.tracer.passes.products.factors import join_factors
-from relprop.tracer.passes.products.outputs import join_outputs
-from relprop.tracer.passes.products.raising import raise_products, raise_totals
+from relprop.tracer.passes.products.raising import raise_products
 from relprop.tracer.passes.products.routed import route_rows
-from relprop.tracer.passes.products.scales import scale_inputs
-from relprop.tracer.passes.products.scores import join_keys, join_scores
 from relprop.tracer.passes.products.splits import (
     cut_inputs,
     join_split_inputs,
-    join_split_products,
 )
-from relprop.tracer.passes.products.stored import scale_stored
-from relprop.tracer.passes.simplify.numbers import drop_differences
 from relprop.tracer.passes.simplify.rules import simplify
 from relprop.tracer.passes.spelling.autocast import inline_regions
 from relprop.tracer.passes.spelling.complex import make_real
-from relprop.tracer.passes.spelling.missing import leave_out_missing
 from relprop.tracer.passes.spelling.respell import respell
 from relprop.tracer.passes.sums.between import raise_between
 from relprop.tracer.passes.sums.biases import join_biases
 from relprop.tracer.passes.sums.chosen import raise_choices
-from relprop.tracer.passes.sums.constants import drop_constant_inputs, read_constants
 from relprop.tracer.passes.sums.disguised import raise_disguised_sums
 from relprop.tracer.passes.sums.multiples import join_multiples
-from relprop.tracer.passes.sums.padded import add_to_all, lay_side_by_side
-from relprop.tracer.passes.sums.runs import join_scaled, join_sums, part_totals
-from relprop.tracer.passes.sums.signs import join_signs
+from relprop.tracer.passes.sums.padded import add_to_all
+from relprop.tracer.passes.sums.runs import join_sums
 from relprop.tracer.passes.sums.weighed import part_layers
 from relprop.tracer.passes.writes.inplace import functionalise
-from relprop.tracer.passes.writes.masks import count_masks
 from relprop.tracer.passes.writes.once import write_once
-from relprop.tracer.passes.writes.runs import join_writes
-from relprop.tracer.passes.writes.sums import join_sums_by_index
 from relprop.tracer.passes.writes.weighed import weigh_rows
 
 Needs = Literal["nothing", "constants", "places"]
@@ -88,14 +69,12 @@ class Pass:
     """One line of the table: what runs on the graph, and why it stands there.
 
     ``needs``: what it is given beside the graph; ``places`` are constants that hold the buffers of
-    whole numbers, too. ``once``: it is left out where the graph has been through all passes before.
-    ``after``: it runs only where that pass, above it, has found something.
+    whole numbers, too. ``after``: it runs only where that pass, above it, has found something.
     """
 
     run: Callable[..., object]
     why: str
     needs: Needs = "nothing"
-    once: bool = False
     after: Callable[..., object] | None = None
 
 
@@ -110,96 +89,60 @@ SIMPLIFIED = Pass(simplify, "what cancels now is gone before the next pass looks
 SAME = Pass(join_same, "what is computed twice is one tensor, so that its readers meet")
 
 PASSES = (
-    Pass(drop_differences, "later, a mean of one is what it is of", "constants", once=True),
     Pass(inline_regions, "the other passes read one flat graph", "constants"),
     Pass(drop_checks, "they carry no values"),
     Pass(functionalise, "from here on every value has one node", "constants"),
-    Pass(count_masks, "positions by a fixed mask are positions by number", "places"),
     Pass(write_once, "what is brought to places of its own is written there", "constants"),
-    Pass(join_writes, "what is filled piece by piece is its pieces", "constants"),
     Pass(respell, "one operator for each operation", "constants"),
-    Pass(leave_out_missing, "NaN would fail every later trial", "constants"),
     Pass(make_real, "relevance travels along real numbers"),
     Pass(raise_disguised_sums, "c·x + d·y while its pieces still lie together", "constants"),
-    Pass(lay_side_by_side, "what zeros surround and is added nowhere meets"),
     SIMPLIFIED,
     SAME,
     Pass(add_to_all, "what some positions get is a term of all"),
     Pass(raise_between, "what lies between two tensors has one form before it is cut"),
     Pass(part_towers, "samples that were joined are towers of their own"),
-    Pass(raise_convolutions, "patches are linear maps of rows", "constants"),
-    Pass(join_keys, "parameters among the keys are keys before they are a layer"),
     Pass(partial(raise_products, spreads=False), "scales stay: a norm may be around them"),
-    Pass(join_windows, "windows laid out as columns are a convolution's"),
-    Pass(raise_blocks, "of all lanes with all, those read are left", "constants"),
     Pass(cut_inputs, "a shortcut among a layer's inputs is a term", "constants"),
-    Pass(read_constants, "a matrix of constants is no layer", "constants"),
-    Pass(scale_inputs, "the scale of a norm stands where the norm is"),
     Pass(scale_operands, "vectors are scaled before they meet"),
     SIMPLIFIED,
     SAME,
     Pass(raise_disguised_functions, "functions of one tensor, by their numbers", "constants"),
     Pass(raise_rows, "softmax and norms that are written out", "constants"),
-    Pass(drop_shifts, "a mean taken from a norm's input twice is taken once"),
     SIMPLIFIED,
     Pass(join_multiples, "x + x⊙w is one scaled tensor"),
     Pass(raise_affine, "the scale and the bias of a norm are its own", "constants"),
     Pass(partial(raise_products, spreads=True), "what scales no norm is a linear map"),
-    Pass(scale_stored, "quantised matrices are meant scaled"),
     Pass(join_factors, "a gate is one function of one tensor"),
     Pass(raise_functions, "activations that are written out"),
-    Pass(
-        raise_rows,
-        "the exponential of a softmax was written out",
-        "constants",
-        False,
-        raise_functions,
-    ),
+    Pass(raise_rows, "its exponential was written out", "constants", raise_functions),
     Pass(raise_lookups, "what ids pick is a row of one table", "constants"),
     Pass(pick_tokens, "a mask that is true once picks a token", "places"),
     Pass(look_up_as_given, "scores are those of the ids' own positions", "constants"),
-    Pass(sink_orders, "positions stand in the order they are given in", "constants"),
-    Pass(join_split_products, "a product that was cut along its sum is one", "constants"),
     Pass(raise_disguised_attention, "attention in parts, by its numbers", "constants"),
     SIMPLIFIED,
     Pass(weigh_rows, "experts' tokens with their shares are one product", "constants"),
-    Pass(join_sums_by_index, "experts' tokens come back at once"),
-    Pass(drop_constant_inputs, "a column of ones is a bias", "constants"),
     Pass(join_split_inputs, "a layer that was cut by its inputs is one", "constants"),
-    Pass(join_outputs, "a layer that was cut by its outputs is one"),
     Pass(join_biases, "what is added at every position is a layer's own"),
     Pass(raise_channels, "a scale and a bias of channels are a norm's", "constants"),
     Pass(join_rotations, "rotary positions are one sum, however written", "constants"),
     SIMPLIFIED,
     SAME,
-    Pass(join_scaled, "lanes that are added have one number in front of their sum"),
-    Pass(join_scores, "contents and positions are features of one product"),
     SIMPLIFIED,
     Pass(merge_lanes, "heads and queries side by side are one computation", "constants"),
-    Pass(merge_sums, "chunks that are read alike and added are one computation, too"),
-    Pass(cut_maps, "heads that are taken from others are maps of their own"),
     SIMPLIFIED,
     SAME,
-    Pass(join_maps, "differences of attention are the attention of a difference"),
     Pass(
         merge_projections, "each head's part of the output projection is one layer's", "constants"
     ),
     Pass(merge_weighted, "experts with their shares are one product", "constants"),
     Pass(join_groups, "each head's own result, summed, is one layer"),
     SIMPLIFIED,
-    Pass(sink_orders, "merged lanes may lie in another order", "constants"),
-    Pass(raise_totals, "merged lanes may be sums of products"),
-    Pass(weigh_masks, "what a mask picks is weighed before it is picked"),
-    Pass(raise_choices, "what a mask leaves of two tensors is a choice between them", "constants"),
-    Pass(spread_picked, "attention over some keys is over all, most with no weight", "constants"),
-    Pass(fold_rows, "queries taken one by one are one product's rows"),
+    Pass(raise_choices, "what a mask leaves is a choice", "constants"),
     Pass(join_biases, "merged layers have their biases, too"),
-    Pass(part_totals, "what was laid side by side to be added is terms"),
-    Pass(part_layers, "so is what was laid side by side to be weighed and added"),
+    Pass(part_layers, "what was laid side by side to be weighed and added is terms"),
     SIMPLIFIED,
     Pass(join_sums, "three terms and more are one sum, the streams' last form"),
     Pass(join_multiples, "numbers in front of terms are gone now"),
-    Pass(join_signs, "signs are the weights' own, once all functions are known"),
     Pass(route_rows, "experts read their rows, once it is known which layers they are"),
     SIMPLIFIED,
 )
@@ -214,13 +157,11 @@ def canonicalise(
     device: torch.device,
     given: Mapping[str, Tensor] | None = None,
     places: Mapping[str, Tensor] | None = None,
-    *,
-    again: bool = False,
 ) -> None:
     """Run every pass on ``graph``, in place; what the passes create lives on ``device``.
     ``given``: the constants that the graph holds by name; ``places``: buffers of whole numbers.
-    ``again``: the graph has been through them once. What nobody reads after a pass is
-    erased; a pass that has left this very graph as it was does so again, and is left out."""
+    What nobody reads after a pass is erased; a pass that has left this very graph as it was does so
+    again, and is left out."""
     held: dict[Needs, Mapping[str, Tensor] | None] = {
         "constants": given,
         "places": {**(given or {}), **(places or {})},
@@ -228,7 +169,7 @@ def canonicalise(
     found: dict[Callable[..., object], object] = {}
     left: dict[Callable[..., object], _Written] = {}
     for step in PASSES:
-        if (step.once and again) or not (step.after is None or found[step.after]):
+        if step.after is not None and not found[step.after]:
             continue
         before = _written(graph) if step.run in _AGAIN else None
         if before is not None and left.get(step.run) == before:

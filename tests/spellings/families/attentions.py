@@ -198,11 +198,6 @@ def queries_into_slices(parts, q, k, v, allowed):
 
 
 @spells("attend", PLAIN)
-def queries_by_vmap(parts, q, k, v, allowed):
-    return torch.vmap(lambda t: attend_plainly(t[:, :, None], k, v)[:, :, 0], 2, 2)(q)
-
-
-@spells("attend", PLAIN)
 def queries_recursively(parts, q, k, v, allowed):
     if q.shape[2] == 1:
         return attend_plainly(q, k, v)
@@ -215,12 +210,6 @@ def queries_even_and_odd(parts, q, k, v, allowed):
     even, odd = (attend_plainly(q[:, :, i::2], k, v) for i in (0, 1))
     order = torch.tensor([0, 3, 1, 4, 2])
     return torch.cat([even, odd], 2)[:, :, order]
-
-
-@spells("attend", PLAIN)
-def queries_from_the_last_on_in_turns(parts, q, k, v, allowed):
-    turned = torch.cat([attend_plainly(q.flip(2)[:, :, i::3], k, v) for i in range(3)], 2)
-    return turned[:, :, torch.tensor([0, 2, 4, 1, 3])].flip(2)
 
 
 @spells("attend", PLAIN)
@@ -246,12 +235,6 @@ def the_class_token_apart(parts, q, k, v, allowed):
 
 
 # Keys.
-
-
-@spells("attend", PLAIN)
-def keys_in_another_order(parts, q, k, v, allowed):
-    order = torch.tensor([3, 0, 4, 1, 2])
-    return attend_plainly(q, k[:, :, order], v[:, :, order])
 
 
 @spells("attend", PLAIN)

@@ -51,10 +51,6 @@ spell(
     ),
     product_and_sum_over_the_last=lambda a, v: (a[:, :, :, None] * v.mT[:, :, None]).sum(-1),
     product_and_mean=lambda a, v: (a[..., None] * v[:, :, None]).mean(3) * a.shape[-1],
-    product_and_nansum=lambda a, v: (a[..., None] * v[:, :, None]).nansum(3),
-    product_and_nansum_over_the_last=lambda a, v: (
-        (a[:, :, :, None] * v.mT[:, :, None]).nansum(-1, keepdim=True).squeeze(-1)
-    ),
     product_and_nanmean=lambda a, v: (a[..., None] * v[:, :, None]).nanmean(3) * a.shape[-1],
     product_and_cumsum=lambda a, v: (a[..., None] * v[:, :, None]).cumsum(3)[:, :, :, -1],
     product_and_pool=lambda a, v: _pooled(a[:, :, :, None] * v.mT[:, :, None]),
@@ -76,15 +72,6 @@ spell(
     vmap_over_queries=lambda a, v: torch.vmap(
         lambda w: (w[..., None] * v).sum(-2), in_dims=2, out_dims=2
     )(a),
-    all_heads_with_all_heads=lambda a, v: (
-        torch.einsum("bhqk,bgkd->bqdhg", a, v).diagonal(dim1=-2, dim2=-1).permute(0, 3, 1, 2)
-    ),
-    all_heads_with_all_heads_selected=lambda a, v: (
-        lambda y: torch.stack([y[:, h, h] for h in range(y.shape[1])], 1)
-    )(torch.einsum("bhqk,bgkd->bhgqd", a, v)),
-    all_heads_with_all_heads_picked=lambda a, v: (
-        torch.einsum("bgkd,bhqk->hgqbd", v, a)[[0, 1], [0, 1]].transpose(0, 2).transpose(1, 2)
-    ),
     all_heads_with_all_heads_masked=lambda a, v: torch.einsum(
         "bhqk,bgkd,hg->bhqd", a, v, torch.eye(v.shape[1], dtype=v.dtype)
     ),
@@ -133,12 +120,6 @@ spell(
     key_by_key=lambda a, v: sum(a[..., k, None] * v[:, :, k, None] for k in range(a.shape[-1])),
 )
 
-spell(
-    "contract",
-    PLAIN,
-    keys_reversed=lambda a, v: a.flip(-1) @ v.flip(2),
-    keys_rolled=lambda a, v: a.roll(1, -1) @ v.roll(1, 2),
-)
 
 # One key more that no query weighs.
 spell(

@@ -1,7 +1,5 @@
 """Ids to vectors: looked up, picked, or multiplied with a row that is one at the id."""
 
-import functools
-
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -72,21 +70,11 @@ spell(
     one_hot_without_class_count=lambda ids, w: (
         F.one_hot(torch.cat([ids, torch.full_like(ids[:1], len(w) - 1)])).to(w.dtype)[:-1] @ w
     ),
-    where_of_every_word=lambda ids, w: sum(
-        torch.where((ids == i)[..., None], w[i], 0.0) for i in range(len(w))
-    ),
     masks_of_every_word=lambda ids, w: sum((ids == i)[..., None] * w[i] for i in range(len(w))),
-    where_in_where=lambda ids, w: functools.reduce(
-        lambda rest, i: torch.where(ids[..., None] == i, w[i], rest), range(1, len(w)), w[0]
-    ),
     written_by_masks=lambda ids, w: _by_masks(ids, w),
     masks_stacked_and_summed=lambda ids, w: torch.stack(
         [(ids == i).to(w.dtype)[..., None] * row for i, row in enumerate(w)]
     ).sum(0),
-    pieces_under_masks=lambda ids, w: (
-        F.embedding(ids.clamp(max=3), w[:4]) * (ids < 4)[..., None]
-        + F.embedding((ids - 4).clamp(min=0), w[4:]) * (ids >= 4)[..., None]
-    ),
     index_of_pairs=lambda ids, w: w[ids[..., None], torch.arange(WIDTH)],
     index_of_three_axes=lambda ids, w: w.unflatten(1, (2, -1))[ids].flatten(-2),
     take_of_the_transposed=lambda ids, w: w.T.take(ids[..., None] + len(w) * torch.arange(WIDTH)),
@@ -109,7 +97,6 @@ spell(
         [F.embedding(ids, w[:, : WIDTH // 2]), F.embedding(ids, w[:, WIDTH // 2 :])], -1
     ),
     vmap=lambda ids, w: torch.vmap(lambda i: F.embedding(i, w))(ids),
-    vmap_of_index_select=lambda ids, w: torch.vmap(lambda i: w.index_select(0, i))(ids),
     ids_clamped=lambda ids, w: F.embedding(ids.clamp(0, VOCABULARY - 1), w),
     ids_modulo=lambda ids, w: F.embedding(ids % VOCABULARY, w),
     ids_there_and_back=lambda ids, w: F.embedding((ids + 1) - 1, w),

@@ -154,13 +154,6 @@ def results_times_not_others(at, x):
 
 
 @spells("experts", EXPERTS)
-def results_filled_where_other(at, x):
-    share, top = _share(at, x)
-    parts = [e(x).masked_fill(~(top == i)[..., None], 0) for i, e in enumerate(at.experts)]
-    return torch.stack(parts).sum(0) * share[..., None]
-
-
-@spells("experts", EXPERTS)
 def results_copied_where_chosen(at, x):
     share, top = _share(at, x)
     out = torch.zeros_like(x)
@@ -190,13 +183,6 @@ def chosen_rows_of_all_added_by_index(at, x):
     return out.view_as(x)
 
 
-@spells("experts", EXPERTS)
-def share_after_the_sum(at, x):
-    share, top = _share(at, x)
-    chosen = [torch.where((top == i)[..., None], e(x), 0) for i, e in enumerate(at.experts)]
-    return torch.stack(chosen).sum(0) * share[..., None]
-
-
 def _brought(at, x, bring):
     """Each expert's own tokens, and how its results come to their places."""
     share, top = _share(at, x)
@@ -209,11 +195,6 @@ def _brought(at, x, bring):
 
 
 @spells("experts", EXPERTS, either=True)
-def tokens_added_by_index_put(at, x):
-    return _brought(at, x, lambda out, i, y: out.index_put((i,), y, accumulate=True))
-
-
-@spells("experts", EXPERTS, either=True)
 def tokens_added_by_scatter(at, x):
     return _brought(at, x, lambda out, i, y: out.scatter_add(0, i[:, None].expand_as(y), y))
 
@@ -221,13 +202,3 @@ def tokens_added_by_scatter(at, x):
 @spells("experts", EXPERTS, either=True)
 def tokens_put_onto_zeros_and_added(at, x):
     return _brought(at, x, lambda out, i, y: out + torch.zeros_like(out).index_put((i,), y))
-
-
-@spells("experts", EXPERTS, either=True)
-def tokens_added_by_two_indices(at, x):
-    share, top = _share(at, x)
-    out = torch.zeros_like(x)
-    for i, expert in enumerate(at.experts):
-        b, n = torch.where(top == i)
-        out.index_put_((b, n), expert(x[b, n]) * share[b, n][:, None], accumulate=True)
-    return out

@@ -165,13 +165,6 @@ spell(
     a_while_loop=lambda ls, x, m: _while(ls, x, m),
     in_double=lambda ls, x, m: _each(ls, x.double(), m).to(x.dtype),
     with_gradients=lambda ls, x, m: _with_gradients(ls, x, m),
-    tokens_in_another_order=lambda ls, x, m: _each(ls, x[:, ORDER], m)[:, torch.argsort(ORDER)],
-    tokens_reversed=lambda ls, x, m: _each(ls, x.flip(1), m).flip(1),
-    tokens_rolled=lambda ls, x, m: _each(ls, x.roll(2, 1), m).roll(-2, 1),
-    tokens_cut_and_joined=lambda ls, x, m: _each(ls, torch.cat([x[:, 3:], x[:, :3]], 1), m).roll(
-        3, 1
-    ),
-    tokens_by_a_matrix=lambda ls, x, m: _permutation(x).T @ _each(ls, _permutation(x) @ x, m),
 )
 
 
@@ -183,10 +176,6 @@ spell(
     a_branch_on_values=lambda ls, x, m: _each(ls, x, m) if bool((x.abs() < 1e6).all()) else x * 0,
     a_check_for_nan=lambda ls, x, m: _checked(ls, x, m),
 )
-
-
-def _permutation(x):
-    return torch.eye(len(ORDER), dtype=x.dtype)[ORDER]
 
 
 # The blocks see every sample twice.

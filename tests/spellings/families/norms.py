@@ -376,39 +376,6 @@ class Gemma(nn.Module):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * (1.0 + self.weight)
 
 
-def _scaled_after(scale, fold=False):
-    """A block whose second norm divides what the two projections after it give."""
-
-    def block(at, x, allowed):
-        x = x + at.attention(at.norm1(x), allowed)
-        weight = at.norm2.weight
-        if fold:
-            up, gate = (F.linear(x, p.weight * weight) for p in (at.mlp.up, at.mlp.gate))
-        else:
-            up, gate = (p(x * weight) for p in (at.mlp.up, at.mlp.gate))
-        return x + at.mlp.down(at.parts.activation(scale(up, x)) * scale(gate, x))
-
-    return block
-
-
-def _root_mean_square(x):
-    return (x.square().mean(-1, keepdim=True) + EPS).sqrt()
-
-
-# The norm's scale stands after the projections, as in fused kernels.
-spell(
-    "block",
-    LLAMA,
-    scale_after_projections=_scaled_after(lambda y, x: y / _root_mean_square(x)),
-    inverse_scale_after_projections=_scaled_after(
-        lambda y, x: y * torch.rsqrt(torch.mean(x * x, -1, True) + EPS)
-    ),
-    scale_after_folded_projections=_scaled_after(lambda y, x: y / _root_mean_square(x), fold=True),
-    scale_as_a_sum=_scaled_after(
-        lambda y, x: y * ((x**2).sum(-1)[..., None] / x.shape[-1] + EPS) ** -0.5
-    ),
-)
-
 # The scale in pieces, of numbers too.
 
 

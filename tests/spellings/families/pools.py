@@ -148,13 +148,8 @@ spell(
     ).sum(1),
     mean_times_ratio=lambda x, m: (x * m[..., None]).mean(1) * (m.shape[1] / _counted(m).double()),
     means_divided=lambda x, m: (x * m[..., None]).mean(1) / m.double().mean(1, keepdim=True),
-    nanmean=lambda x, m: x.masked_fill(~m[..., None], torch.nan).nanmean(1),
     index_add_by_sample=lambda x, m: _by_sample(x, m) / _counted(m),
     cumsum=lambda x, m: (x * m[..., None]).cumsum(1)[:, -1] / m.cumsum(1)[:, -1:],
-    loop=lambda x, m: (
-        sum(x[:, i] * m[:, i, None] for i in range(x.shape[1]))
-        / sum(m[:, i, None].to(x.dtype) for i in range(x.shape[1]))
-    ),
     vmap=lambda x, m: torch.vmap(lambda s, k: (s * k[:, None]).sum(0) / k.sum())(x, m),
     in_place=lambda x, m: x.clone().masked_fill_(~m[..., None], 0).sum(1).div_(_counted(m)),
 )

@@ -66,12 +66,6 @@ spell(
     ).sum(-1),
     product_and_mean=lambda x, w, b: (x[:, :, None] * w).mean(-1) * x.shape[-1] + b,
     vecdot=lambda x, w, b: torch.linalg.vecdot(x[:, :, None], w) + b,
-    column_of_ones=lambda x, w, b: F.linear(
-        F.pad(x, (0, 1), value=1.0), torch.cat([w, b[:, None]], 1)
-    ),
-    column_of_ones_by_cat=lambda x, w, b: (
-        torch.cat([x, torch.ones_like(x[..., :1])], -1) @ torch.cat([w, b[:, None]], 1).T
-    ),
     two_halves_of_the_inputs=lambda x, w, b: (
         sum(F.linear(p, v) for p, v in zip(x.chunk(2, -1), w.chunk(2, 1), strict=True)) + b
     ),
@@ -104,12 +98,6 @@ spell(
             for i in range(x.shape[-1] // 2)
         ),
         b,
-    ),
-    unequal_parts_of_the_outputs_by_matmul=lambda x, w, b: (
-        torch.cat([x @ w[:5].T, x @ w[5:].T], -1) + b
-    ),
-    parts_of_the_outputs=lambda x, w, b: torch.cat(
-        [F.linear(x, v, c) for v, c in zip(w.split(3), b.split(3), strict=True)], -1
     ),
     one_output_at_a_time=lambda x, w, b: torch.stack(
         [x @ row + c for row, c in zip(w, b, strict=True)], -1
@@ -174,9 +162,6 @@ spell(
         F.conv2d(x.mT[:, :, None], w[:, :, None, None], b).flatten(2).transpose(1, 2)
     ),
     conv2d_of_full_width=lambda x, w, b: F.conv2d(x[:, None], w[:, None, None], b)[..., 0].mT,
-    conv1d_over_the_flattened_sequence=lambda x, w, b: (
-        F.conv1d(x.flatten(1)[:, None], w[:, None], b, stride=x.shape[-1]).mT
-    ),
     conv1d_batches_of_tokens=lambda x, w, b: F.conv1d(_flat(x)[..., None], w[..., None], b)[
         ..., 0
     ].unflatten(0, x.shape[:2]),
@@ -190,28 +175,6 @@ spell(
         groups=x.shape[1],
     ).reshape(len(x), x.shape[1], -1),
     conv_transpose1d=lambda x, w, b: F.conv_transpose1d(x.mT, w.T[..., None], b).mT,
-    conv1d_padded_kernel=lambda x, w, b: (
-        F.conv1d(x.mT, F.pad(w[..., None], (1, 1)), b, padding=1).mT
-    ),
-    conv1d_of_the_last_of_three=lambda x, w, b: (
-        F.conv1d(F.pad(x.mT, (2, 0)), torch.cat([0 * w[..., None]] * 2 + [w[..., None]], -1), b).mT
-    ),
-    conv1d_masked_kernel=lambda x, w, b: (
-        F.conv1d(
-            x.mT,
-            w[..., None].expand(-1, -1, 3) * torch.tensor([0, 1, 0]),
-            b,
-            padding="same",
-        ).mT
-    ),
-    conv1d_features_mixed=lambda x, w, b: (
-        F.conv1d(
-            x.unflatten(-1, (2, -1)).transpose(2, 3).flatten(1)[:, None],
-            w.unflatten(1, (2, -1)).mT.flatten(1)[:, None],
-            b,
-            stride=x.shape[-1],
-        ).mT
-    ),
     conv2d_of_blocks=lambda x, w, b: (
         F.conv2d(x.unflatten(-1, (2, -1)).transpose(1, 2), w.view(len(w), 2, 1, -1), b)[..., 0].mT
     ),
@@ -251,19 +214,6 @@ spell(
     matmul=lambda x, w, b: x @ w.T + b,
     weight_from_the_left=lambda x, w, b: (w @ x.mT).mT + b,
     einsum=lambda x, w, b: torch.einsum("bnd,od->bno", x, w) + b,
-    conv1d_with_stride=lambda x, w, b: (
-        F.conv1d(x.flatten(1)[:, None], w[:, None], b, stride=x.shape[-1]).mT
-    ),
-    conv2d_of_patches=lambda x, w, b: (
-        F.conv2d(
-            x.view(len(x), -1, 2, x.shape[-1] // 2).transpose(1, 2).flatten(2)[:, None],
-            w.view(len(w), 1, 2, -1),
-            b,
-            stride=(2, x.shape[-1] // 2),
-        )
-        .flatten(2)
-        .mT
-    ),
     tensordot=lambda x, w, b: torch.tensordot(x, w, ([-1], [-1])) + b,
     product_and_sum=lambda x, w, b: (x[:, :, None] * w).sum(-1) + b,
     one_token_at_a_time=lambda x, w, b: torch.stack([F.linear(t, w, b) for t in x.unbind(1)], 1),
@@ -318,7 +268,5 @@ spell(
     PLAIN,
     input_turned=lambda x, w, b: F.linear(-x, -w, b),
     input_doubled_and_turned=lambda x, w, b: (x / -2) @ (w.T * 2) * -1 + b,
-    taken_from_the_bias=lambda x, w, b: b - x @ -w.T,
     whole_turned=lambda x, w, b: -F.linear(x, -w, -b),
-    times_minus_one=lambda x, w, b: -1 * (x @ -w.T) + b,
 )

@@ -1,5 +1,4 @@
-"""Attention, and means of what a mask leaves, that are recognised by their numbers alone: in parts,
-online, key by key.
+"""Attention that is recognised by its numbers alone: in parts, online, key by key.
 
 Where queries, keys and values alone decide what comes out, the graph between is run on numbers of
 our own: which axes are whose is found by changing one number, the map by values that are one in one
@@ -15,12 +14,11 @@ from relprop.operations import MOVES, Kind, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import is_float, is_live, tensor_inputs, val
 from relprop.tracer.passes.attention.maps import attention
-from relprop.tracer.passes.attention.means import masked_mean
 from relprop.tracer.passes.trials.parts import MOST_NODES, Piece, Recogniser, raise_parts
 
 
 def raise_disguised_attention(graph: fx.Graph, constants: Constants) -> None:
-    """Attention, and means of what a mask leaves."""
+    """Every such attention."""
 
     def tried(output: fx.Node) -> Iterator[tuple[Piece, Recogniser]]:
         yield from _parts_of_several(output, constants)
@@ -30,24 +28,20 @@ def raise_disguised_attention(graph: fx.Graph, constants: Constants) -> None:
 
 def _parts_of_several(output: fx.Node, constants: Constants) -> Iterator[tuple[Piece, Recogniser]]:
     """From queries, keys and values to the attention's result, where not one softmax stands between
-    them; from tokens and their mask to a mean."""
+    them."""
     if val(output).dim() < 2 or kind(output) in (Kind.RESHAPE, Kind.PERMUTE):
         return
     if not any(_meets_weights(u, constants) for u in _below(output)):
         return
     subgraph = _subgraph(output, constants)
-    if subgraph is None or not (_may_attend(subgraph) or _may_be_mean(subgraph)):
+    if subgraph is None or not _may_attend(subgraph):
         return
     members = set(subgraph)
     frontier = [i for n in subgraph for i in tensor_inputs(n) if is_live(i) and i not in members]
     for sources in _cuts(list(dict.fromkeys(frontier)), subgraph, output):
         part = Piece(tuple(sources), output, tuple(_from(sources, subgraph, output)), constants)
-        if not part.is_small:
-            continue
-        if len(sources) == 3 and all(is_float(s) and val(s).dim() >= 2 for s in sources):
+        if part.is_small and all(is_float(s) and val(s).dim() >= 2 for s in sources):
             yield part, attention
-        if len(sources) == 2 and _may_be_mean(subgraph):
-            yield part, masked_mean
 
 
 def _may_attend(subgraph: Sequence[fx.Node]) -> bool:
@@ -57,10 +51,6 @@ def _may_attend(subgraph: Sequence[fx.Node]) -> bool:
     weighs = Kind.MATMUL in kinds or Kind.PRODUCT in kinds
     usual = kinds.count(Kind.SOFTMAX) == 1 and kinds.count(Kind.MATMUL) <= 2
     return compares and weighs and not usual
-
-
-def _may_be_mean(subgraph: Sequence[fx.Node]) -> bool:
-    return not any(kind(n) in (Kind.MATMUL, Kind.SOFTMAX) for n in subgraph)
 
 
 def _below(node: fx.Node) -> list[fx.Node]:
@@ -160,7 +150,7 @@ def _cuts(
         sources = [
             _lowered(s, subgraph, output, [o for o in sources if o is not s]) for s in sources
         ]
-        if len(sources) in (2, 3):
+        if len(sources) == 3:
             yield sources
         if len(sources) >= 3:
             continue

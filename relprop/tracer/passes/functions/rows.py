@@ -15,7 +15,6 @@ from relprop.tracer.editing import aten, emit, shape_of, swap
 from relprop.tracer.order import Flow
 from relprop.tracer.passes.functions.masked import is_mask, softmax_of
 from relprop.tracer.passes.functions.norms import FoundNorm, emit_norm, norm_in
-from relprop.tracer.passes.functions.shifts import LINEAR
 from relprop.tracer.passes.functions.softmaxes import (
     emit_beside,
     is_beside_parameter,
@@ -23,6 +22,9 @@ from relprop.tracer.passes.functions.softmaxes import (
     softmax_in,
 )
 from relprop.tracer.passes.trials.subgraphs import Subgraph, candidates, flow_of, subgraph_of
+
+#: What takes a mean away.
+_LINEAR = frozenset({Kind.SUM, Kind.TOTAL, Kind.AFFINE, Kind.EXPAND, Kind.RESHAPE})
 
 
 def raise_rows(graph: fx.Graph, constants: Constants) -> None:
@@ -53,7 +55,7 @@ def _with_centring(flow: Flow, subgraph: Subgraph) -> Subgraph:
     if above is None or shape_of(above) != shape_of(subgraph.source):
         return subgraph
     centring = flow.between(above, subgraph.source)
-    if not {kind(n) for n in centring} <= LINEAR or all(kind(n) != Kind.TOTAL for n in centring):
+    if not {kind(n) for n in centring} <= _LINEAR or all(kind(n) != Kind.TOTAL for n in centring):
         return subgraph
     wider = subgraph_of(flow, subgraph.output, above)
     return subgraph if wider is None or wider.axes != subgraph.axes else wider

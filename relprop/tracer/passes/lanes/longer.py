@@ -35,10 +35,9 @@ from relprop.tracer.passes.lanes.alike import (
 from relprop.tracer.passes.lanes.same import Numbers
 
 
-def longer(at: fx.Node, parts: Lanes, dim: int, *, pieces: bool = False) -> fx.Node:
-    """The lanes as one computation along a longer axis; ``pieces``: they may begin with pieces of
-    one tensor that were cut along another axis."""
-    longer = _Longer(at, pieces)
+def longer(at: fx.Node, parts: Lanes, dim: int) -> fx.Node:
+    """The lanes as one computation along a longer axis."""
+    longer = _Longer(at)
     whole = longer.join(parts, dim)
     if longer.cuts is None:
         return whole
@@ -50,8 +49,8 @@ class _Longer:
     """One computation along a longer axis. ``cuts``: where the lanes lie on it, if that is not one
     after another."""
 
-    def __init__(self, at: fx.Node, pieces: bool) -> None:
-        self.at, self.numbers, self.pieces = at, Numbers(), pieces
+    def __init__(self, at: fx.Node) -> None:
+        self.at, self.numbers = at, Numbers()
         self._made = InTurn[tuple[Lanes, int], fx.Node](self._join, {})
         self.cuts: tuple[tuple[int, ...], ...] | None = None
 
@@ -67,16 +66,9 @@ class _Longer:
             return run
         if (whole := self._shuffled(nodes, dim)) is not None:
             return whole
-        if self.pieces and self._are_pieces(nodes):
-            return emit(self.at, aten.cat.default, list(nodes), dim)
         if not alike(nodes) or len({rank(n) for n in nodes}) > 1:
             raise Apart
         return self._call(nodes, dim)
-
-    def _are_pieces(self, nodes: Lanes) -> bool:
-        """Whether the lanes begin with cuts of one tensor, of one size."""
-        cuts = all(is_call(n, aten.slice) for n in nodes)
-        return cuts and len({(operand(n), tuple(shape_of(n))) for n in nodes}) == 1
 
     def _call(self, nodes: Lanes, dim: int) -> fx.Node:
         """One call in place of the lanes' calls of one operator."""

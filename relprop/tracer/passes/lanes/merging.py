@@ -1,11 +1,10 @@
 """Lanes: the same computation several times side by side, for each head, query, key or chunk, then
 put together. Merged, it is one computation with one more axis, or with a longer one.
 
-Two ways, tried at every ``cat`` (the first at sums of pieces, too). *Longer*: cat(f(x_1), ...,
-f(x_n)) = f(cat(x_1, ..., x_n)) where f treats the positions of that axis apart; pieces may be
-unequal. *Lifted*: each lane is a place on a new first axis, parallel linear maps become one. What
-enters the lanes must be the same tensor for all, pieces of one tensor, or parameters: towers that
-only look alike are left alone."""
+Two ways, tried at every ``cat``. *Longer*: cat(f(x_1), ..., f(x_n)) = f(cat(x_1, ..., x_n)) where f
+treats the positions of that axis apart; pieces may be unequal. *Lifted*: each lane is a place on a
+new first axis, parallel linear maps become one. What enters the lanes must be the same tensor for
+all, pieces of one tensor, or parameters: towers that only look alike are left alone."""
 
 from __future__ import annotations
 
@@ -24,7 +23,6 @@ from relprop.tracer.editing import (
     is_live,
     joined,
     rank,
-    reshaped,
     shape_of,
     swap,
 )
@@ -111,27 +109,6 @@ def _cut(part: fx.Node, dim: int) -> tuple[fx.Node, int, int, int] | None:
         return arguments(part)[0], *arguments(part)[2:5]
     found = shown(part, dim)
     return None if found is None else (*found, 1)
-
-
-def merge_sums(graph: fx.Graph) -> None:
-    """Σ f(x_i) of pieces x_i of one tensor (the chunks of a long text) → the sum of f of all."""
-
-    def made_by(n: fx.Node) -> Hashable:
-        return (kind(n), tuple(shape_of(n)), _made_by(n)) if is_live(n) else None
-
-    join_terms(graph, made_by, _summed)
-
-
-def _summed(at: fx.Node, parts: list[fx.Node]) -> fx.Node | None:
-    """The sum of what is made of some pieces alike, made of all at once."""
-    shape = shape_of(parts[0])
-    lines = [reshaped(at, p, [1, *shape] if shape[:1] != [1] else shape) for p in parts]
-    beside = emit(at, aten.cat.default, lines, 0)
-    merged = _tried(beside, (partial(longer, pieces=True),)) if is_worth(tuple(lines)) else None
-    at.graph.erase_node(beside)
-    if merged is None:
-        return None
-    return reshaped(at, emit(at, aten.sum.dim_IntList, merged, [0]), shape)
 
 
 def merge_projections(graph: fx.Graph, constants: Constants) -> None:

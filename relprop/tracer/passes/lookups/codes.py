@@ -1,9 +1,7 @@
-"""Tensors that are one-hot codes of whole numbers, alone or with others beside or over them, found
-by trying: all that such a tensor is made of is worked out for other numbers."""
+"""Tensors that are one-hot codes of whole numbers, found by trying: all that such a tensor is made
+of is worked out for other numbers."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, fx
@@ -11,7 +9,6 @@ from torch.nn.functional import one_hot
 from torch.utils._pytree import tree_map_only
 
 from relprop.operations import Kind, Value, function_of, kind, operand
-from relprop.operations.vocabulary import Held
 from relprop.tracer.calls import Values
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
@@ -28,10 +25,6 @@ from relprop.tracer.editing import (
 )
 from relprop.tracer.passes.sums.terms import folded
 
-#: Elements of a tensor that is worked out for some twenty other numbers.
-_MOST = 1 << 24
-_Columns = dict[fx.Node, tuple[int, int]]
-
 
 def are_ids(x: object) -> bool:
     """Whether a tensor holds whole numbers that depend on an input."""
@@ -44,33 +37,15 @@ def are_ids(x: object) -> bool:
 
 
 def of_codes(node: fx.Node, constants: Constants) -> fx.Node | None:
-    """A linear map of zeros with a 1 for each of one or several numbers (word, position, kind) →
-    the sum of the rows of its matrix that they pick, what constants beside them give, and the
-    bias."""
+    """A linear map of zeros with a 1 for each number → the rows of its matrix that they pick, and
+    the bias."""
     x, weight, *bias = arguments(node)
     ids = None if is_live(weight) else ids_of(x, constants)
-    if ids is not None:
-        terms = [_rows(node, weight, 0, shape_of(x)[-1], ids)]
-    elif is_live(weight) or (found := _codes(x, constants)) is None:
+    if ids is None:
         return None
-    else:
-        columns, rest = found
-        terms = [_rows(node, weight, *place, ids) for ids, place in columns.items()]
-        if bool(rest.any()):
-            some = rest.flatten(0, -2).any(0).nonzero()
-            first, last = int(some[0]), int(some[-1]) + 1
-            held = emit(node, Held(rest[..., first:last].to(constants.device)))
-            beside = emit(node, aten.slice.Tensor, weight, 1, first, last, 1)
-            terms.append(emit(node, aten.linear.default, held, beside))
-    return folded(node, [(1, t) for t in (*terms, *bias) if t is not None])
-
-
-def _rows(at: fx.Node, weight: fx.Node, first: int, count: int, ids: fx.Node) -> fx.Node:
-    """Columns of a matrix that ids pick, counted from the ``first`` of ``count``."""
-    if count < shape_of(weight)[1]:
-        weight = emit(at, aten.slice.Tensor, weight, 1, first, first + count, 1)
-    made = emit(at, aten.embedding.default, permuted(at, weight, [1, 0]), ids)
-    return reshaped(at, made, shape_of(at))
+    rows = emit(node, aten.embedding.default, permuted(node, weight, [1, 0]), ids)
+    terms = (reshaped(node, rows, shape_of(node)), *bias)
+    return folded(node, [(1, t) for t in terms if t is not None])
 
 
 def ids_of(x: fx.Node, constants: Constants) -> fx.Node | None:
@@ -95,62 +70,6 @@ def _ids_of_identity(x: fx.Node, constants: Constants) -> fx.Node | None:
     if square and torch.equal(table, torch.eye(len(table), dtype=table.dtype)):
         return operand(x, 1)
     return None
-
-
-def _codes(x: fx.Node, constants: Constants) -> tuple[_Columns, Tensor] | None:
-    """The numbers of whose codes and of constants a tensor is the sum, each with the first column
-    of its code and how many it has; and these constants."""
-    sources = _sources(x)
-    if not sources or not 2 < val(x).numel() <= _MOST:
-        return None
-    zeros = {s: torch.zeros_like(val(s), device="cpu") for s in sources}
-    none = _worked_out(x, zeros, constants)
-    if none is None:
-        return None
-    columns: _Columns = {}
-    rest = none
-    for source in sources:
-
-        def change(number: int, source: fx.Node = source) -> Tensor | None:
-            """What one number in all places of a source changes, in every row the same."""
-            given = {**zeros, source: zeros[source] + number}
-            made = _worked_out(x, given, constants)
-            rows = None if made is None else (made - none).flatten(0, -2)
-            return rows[0] if rows is not None and bool((rows == rows[:1]).all()) else None
-
-        place = _place(change, shape_of(x)[-1])
-        if place is None:
-            return None
-        columns[source] = place
-        rest = rest - _code(zeros[source] + place[0], rest)
-    numbers = {source: _some(source, count) for source, (_, count) in columns.items()}
-    wanted = rest
-    for source, (first, _) in columns.items():
-        wanted = wanted + _code(numbers[source] + first, rest)
-    found = _worked_out(x, numbers, constants)
-    return (columns, rest) if found is not None and torch.equal(found, wanted) else None
-
-
-def _place(change: Callable[[int], Tensor | None], width: int) -> tuple[int, int] | None:
-    """The first column of a number's code and how many it has, by what each number changes."""
-    changed = change(1)
-    if changed is None or changed.is_complex():
-        return None
-    first = int(changed.argmin())
-
-    def holds(number: int) -> bool:
-        made = change(number)
-        wanted = torch.zeros_like(changed)
-        wanted[first], wanted[first + number] = -1, 1
-        return made is not None and torch.equal(made, wanted)
-
-    least, most = 0, width - 1 - first  # it holds for the least, and for none above the most
-    if most < 1 or not holds(1):
-        return None
-    while least < most:
-        middle = (least + most + 1) // 2
-        least, most = (middle, most) if holds(middle) else (least, middle - 1)
-    return first, least + 1
 
 
 def _some(source: fx.Node, count: int) -> Tensor:

@@ -37,7 +37,6 @@ from relprop.tracer.editing import (
     val,
 )
 from relprop.tracer.leaves import same_ids
-from relprop.tracer.passes.lookups.choices import join_choices
 from relprop.tracer.passes.simplify.rules import simplify
 from relprop.tracer.passes.trials.parts import Piece
 
@@ -66,7 +65,6 @@ def look_up_as_given(graph: fx.Graph, constants: Constants) -> None:
     drop_unused(graph)
     if joined:  # what was looked up at once may be added
         simplify(graph, constants)
-        join_choices(graph, constants)
 
 
 @dataclass

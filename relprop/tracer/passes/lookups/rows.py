@@ -26,7 +26,6 @@ from relprop.tracer.editing import (
     swap,
     val,
 )
-from relprop.tracer.passes.lookups.choices import join_choices
 from relprop.tracer.passes.lookups.codes import are_ids, ids_of, of_codes
 from relprop.tracer.passes.lookups.columns import joined_columns
 from relprop.tracer.passes.lookups.counted import from_the_first
@@ -61,8 +60,6 @@ def raise_lookups(graph: fx.Graph, constants: Constants) -> None:
         if not simple:
             simplify(graph, constants)
             simple = True
-    if join_choices(graph, constants):
-        simplify(graph, constants)
 
 
 def _joined(node: fx.Node) -> fx.Node | None:

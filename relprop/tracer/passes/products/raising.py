@@ -37,18 +37,6 @@ def raise_products(graph: fx.Graph, *, spreads: bool) -> None:
             swap(node, reshaped(node, new, shape_of(node)))
 
 
-def raise_totals(graph: fx.Graph) -> None:
-    """Sums of products of two activations → matrix products, once lanes are merged, too; a sum of
-    what a mask leaves is one of tokens, and stays."""
-    for node in list(graph.nodes):
-        if kind(node) is Kind.TOTAL and is_live(node) and is_float(node):
-            p = letters_of(node)
-            if p is None or not is_live(p.x) or not is_live(p.w) or is_mask(p.x) or is_mask(p.w):
-                continue
-            if val(p.x).dtype == val(p.w).dtype:
-                swap(node, reshaped(node, _of_mean(node, product_of(node, p)), shape_of(node)))
-
-
 def is_mask(x: fx.Node | None) -> bool:
     """Whether a tensor is one of truth values or whole numbers, cast and moved."""
     while is_float(x) and (kind(x) in MOVES or kind(x) in (Kind.CAST, Kind.AFFINE)):

@@ -1,5 +1,5 @@
-"""Linear maps and products that were cut by what they sum over into terms of a sum. However the
-features were divided, they are one."""
+"""Linear maps that were cut by what they sum over into terms of a sum. However the features were
+divided, they are one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from relprop.tracer.editing import (
     val,
 )
 from relprop.tracer.labels import LARGEST, Labels
-from relprop.tracer.passes.products.outputs import is_map
 from relprop.tracer.passes.simplify.layouts import reordered
 from relprop.tracer.passes.sums.terms import added, folded, join_terms
 
@@ -33,84 +32,14 @@ def join_split_inputs(graph: fx.Graph, constants: Constants) -> None:
     one matrix → W x."""
 
     def first(n: fx.Node) -> fx.Node | None:
-        return _ways_up(operand(n))[-1] if is_map(n) else None
+        return _ways_up(operand(n))[-1] if _is_map(n) else None
 
     def matrix(n: fx.Node) -> fx.Node | None:
-        whole = _ways_up(arguments(n)[1])[-1] if is_map(n) else None
+        whole = _ways_up(arguments(n)[1])[-1] if _is_map(n) else None
         return None if whole is None or is_live(whole) or whole is arguments(n)[1] else whole
 
     join_terms(graph, first, lambda at, parts: _joined(at, parts, Labels(constants)))
     join_terms(graph, matrix, lambda at, parts: _of_columns(at, parts, Labels(constants)))
-
-
-def join_split_products(graph: fx.Graph, constants: Constants) -> None:
-    """Σ A_i B_i over parts of one tensor or of two, cut along what is summed over → A B."""
-
-    def firsts(n: fx.Node) -> tuple[fx.Node, ...] | None:
-        alone = is_call(n, aten.matmul) and len(n.users) == 1
-        return tuple(_ways_up(x)[-1] for x in arguments(n)) if alone else None
-
-    def first(n: fx.Node) -> fx.Node | None:
-        ends = firsts(n)
-        return None if ends is None or ends[0] is arguments(n)[0] else ends[0]
-
-    join_terms(graph, firsts, lambda at, parts: _joined_product(at, parts, Labels(constants)))
-    join_terms(graph, first, lambda at, parts: _joined_behind(at, parts, Labels(constants)))
-
-
-def _joined_behind(at: fx.Node, parts: list[fx.Node], labels: Labels) -> fx.Node | None:
-    """The sum of some products of parts of one tensor as its product with what these meet, laid one
-    behind the other; ``None`` where they are no parts of it that lie side by side."""
-    xs, others = zip(*(arguments(p)[:2] for p in parts), strict=True)
-    around = {(*shape_of(b)[:-2], shape_of(b)[-1]) for b in others}
-    x = _side_by_side(at, list(xs), labels)
-    if x is None or len(around) > 1:
-        return None
-    made, order = x
-    beside = emit(at, aten.cat.default, [others[i] for i in order], rank(others[0]) - 2)
-    return emit(at, aten.matmul.default, made, beside)
-
-
-def _side_by_side(
-    at: fx.Node, xs: list[fx.Node], labels: Labels
-) -> tuple[fx.Node, list[int]] | None:
-    """The tensor of which some are the columns, and in which order they stand there."""
-    ways = [_ways_up(x) for x in xs]
-    source = next(n for n in ways[0] if all(n in way for way in ways))
-    places = _all_places(xs, source, labels)
-    if not is_live(source) or places is None or len({p[..., :1].shape for p in places}) > 1:
-        return None
-    order = sorted(range(len(xs)), key=lambda i: int(places[i].flatten()[0]))
-    beside = torch.cat([places[i] for i in order], -1)
-    if not beside.numel() or beside.unique().numel() < beside.numel():
-        return None
-    made = _placed(at, source, beside)
-    return None if made is None else (made, order)
-
-
-def _joined_product(at: fx.Node, parts: list[fx.Node], labels: Labels) -> fx.Node | None:
-    """The sum of some products as one of all that they read of two tensors, in the first's order;
-    ``None`` where they are no parts of both that lie side by side."""
-    sides, order = [], None
-    for i, axis in ((0, -1), (1, -2)):
-        xs: list[fx.Node] = [arguments(p)[i] for p in parts]
-        ways = [_ways_up(x) for x in xs]
-        source = next(n for n in ways[0] if all(n in way for way in ways))
-        places = _all_places(xs, source, labels)
-        if not is_live(source) or places is None:
-            return None
-        if len({p[..., :1, :1].shape for p in places}) > 1:
-            return None
-        beside = torch.cat(places, axis)
-        if not beside.numel():
-            return None
-        order = beside.movedim(axis, -1).flatten(0, -2)[0].argsort() if order is None else order
-        if beside.unique().numel() < beside.numel():
-            return None
-        sides.append(_placed(at, source, beside.index_select(axis, order)))
-    if any(side is None for side in sides):
-        return None
-    return emit(at, aten.matmul.default, *sides)
 
 
 def joined_linear(at: fx.Node, x: fx.Node, parts: list[fx.Node]) -> fx.Node:
@@ -122,6 +51,13 @@ def joined_linear(at: fx.Node, x: fx.Node, parts: list[fx.Node]) -> fx.Node:
 def _bias(at: fx.Node, parts: list[fx.Node]) -> list[fx.Node]:
     biases = [arguments(p)[2] for p in parts if len(p.args) > 2 and arguments(p)[2] is not None]
     return [folded(at, [(1, b) for b in biases])] if biases else []
+
+
+def _is_map(node: fx.Node) -> bool:
+    """Whether a call is a linear map, by parameters, that one other call reads."""
+    if not is_call(node, aten.linear) or len(node.users) != 1:
+        return False
+    return is_live(operand(node)) and not any(is_live(n) for n in arguments(node)[1:])
 
 
 def _ways_up(x: fx.Node) -> list[fx.Node]:

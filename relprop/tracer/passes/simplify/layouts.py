@@ -35,7 +35,7 @@ def put_together(node: fx.Node, constants: Constants) -> fx.Node | None:
     """What writes, joins, picks or pads and adds until every number of one tensor stands somewhere
     once, or is joined or resampled until all do equally often → that tensor with its axes cut,
     repeated, put in another order and merged, if that is what it does. What only orders the
-    positions of one axis is left to ``lookups/orders.py``."""
+    positions of one axis stays as it is."""
     if not _lays_out(node):
         return None
     kinds = LAID | {Kind.SUM} if kind(node) is Kind.SUM else LAID

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from relprop.operations import Kind, argument, is_call, kind, operand, packet
+from relprop.operations import Kind, is_call, kind, operand, packet
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
@@ -16,7 +16,6 @@ from relprop.tracer.editing import (
     is_number,
     is_tensor,
     shape_of,
-    swap,
     val,
 )
 
@@ -27,15 +26,6 @@ _BOUNDS = {
     aten.minimum: aten.clamp_max.default,
     aten.fmin: aten.clamp_max.default,
 }
-
-
-def drop_differences(graph: fx.Graph, constants: Constants) -> None:
-    """A tensor that the model takes from itself → 0. Asked before all passes: after them what is
-    the same of one sample alone, a batch and its mean, is one tensor, too."""
-    for node in list(graph.nodes):
-        itself = is_call(node, aten.sub) and node.args[0] is node.args[1]
-        if itself and is_tensor(node.args[0]) and argument(node, "alpha") in (None, 1):
-            swap(node, constants.full(node, 0))
 
 
 def as_numbers(node: fx.Node, constants: Constants) -> fx.Node | None:

@@ -42,7 +42,6 @@ from relprop.tracer.passes.spelling.extremes import (
 )
 from relprop.tracer.passes.spelling.fourier import TRANSFORMS
 from relprop.tracer.passes.spelling.matmul import as_matmul, linear_of_matrix
-from relprop.tracer.passes.spelling.missing import mean_of_numbers, sum_of_numbers
 from relprop.tracer.passes.spelling.padding import as_fill, as_padding
 from relprop.tracer.passes.spelling.picking import rows_of_computed
 from relprop.tracer.passes.spelling.recurrent import unroll
@@ -132,8 +131,6 @@ SPELLINGS: dict[Operator, Rewrite] = {
     aten._trilinear: trilinear,
     aten.glu: gated,
     aten.heaviside: step,
-    aten.nanmean: mean_of_numbers,
-    aten.nansum: sum_of_numbers,
     aten.cosine_similarity: cosine,
     aten.linalg_vector_norm: sum_of_sizes,
     **dict.fromkeys((aten.cdist, aten._cdist_forward, aten._euclidean_dist), distances),

@@ -11,7 +11,6 @@ from torch import fx
 from relprop.operations import Kind, kind, operand
 from relprop.tracer.editing import aten, drop_unused, emit, is_live, reshaped, shape_of, swap
 from relprop.tracer.passes.simplify.shapes import terms_laid
-from relprop.tracer.passes.simplify.totals import total_of_parts
 from relprop.tracer.passes.sums.terms import (
     Terms,
     added,
@@ -25,15 +24,6 @@ from relprop.tracer.passes.sums.terms import (
 )
 
 _Counted = Counter[tuple[int, fx.Node]]
-
-
-def part_totals(graph: fx.Graph) -> None:
-    """The sum, the mean or the largest of tensors that were laid side by side for it → of these."""
-    for node in list(graph.nodes):
-        if kind(node) in (Kind.TOTAL, Kind.STATISTIC, Kind.LARGEST) and is_live(node):
-            parts = total_of_parts(node)
-            if parts is not None:
-                swap(node, parts)
 
 
 def join_sums(graph: fx.Graph) -> None:

@@ -1,13 +1,11 @@
-"""Writes at places that do not depend on any input: those that fill an axis are joined, others are
-runs of it, one after another."""
+"""Writes at places that do not depend on any input are runs of an axis, one after another."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import argument, is_call, operand
-from relprop.operations.vocabulary import Held
+from relprop.operations import argument, operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
@@ -16,39 +14,10 @@ from relprop.tracer.editing import (
     expanded,
     is_live,
     shape_of,
-    swap,
     val,
 )
 from relprop.tracer.passes.simplify.joins import MOST_RUNS
 from relprop.tracer.passes.writes.places import put_slice
-
-
-def join_writes(graph: fx.Graph, constants: Constants) -> None:
-    """Writes by constants along one axis that come, one after another, to every place once → what
-    is written, joined, each in its place."""
-    for node in reversed(list(graph.nodes)):
-        if not node._erased and is_live(node) and (new := _filled(node, constants)) is not None:
-            swap(node, new)
-
-
-def _filled(node: fx.Node, constants: Constants) -> fx.Node | None:
-    parts: list[fx.Node] = []
-    order: list[int] = []
-    whole, dim = node, -1
-    while is_call(whole, aten.index_put) and (whole is node or len(whole.users) == 1):
-        found = _places(whole, constants)
-        if found is None or (parts and found[0] != dim) or not set(order).isdisjoint(found[1]):
-            return None
-        dim, places = found
-        parts.insert(0, _at_all(node, whole, dim, len(places)))
-        order, whole = [*places, *order], operand(whole)
-        if len(order) == shape_of(node)[dim]:
-            break
-    if len(parts) < 2 or len(order) < shape_of(node)[dim]:
-        return None
-    beside = emit(node, aten.cat.default, parts, dim)
-    back = emit(node, Held(torch.tensor(order).argsort()))
-    return emit(node, aten.index.Tensor, beside, [*[None] * dim, back])
 
 
 def _at_all(at: fx.Node, write: fx.Node, dim: int, count: int) -> fx.Node:
