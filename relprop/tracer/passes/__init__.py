@@ -40,6 +40,7 @@ from relprop.tracer.passes.products.cosines import scale_operands
 from relprop.tracer.passes.products.factors import join_factors
 from relprop.tracer.passes.products.raising import raise_products
 from relprop.tracer.passes.products.routed import route_rows
+from relprop.tracer.passes.products.scores import join_scores
 from relprop.tracer.passes.products.splits import (
     cut_inputs,
     join_split_inputs,
@@ -127,6 +128,7 @@ PASSES = (
     Pass(join_rotations, "rotary positions are one sum, however written", "constants"),
     SIMPLIFIED,
     SAME,
+    Pass(join_scores, "contents and positions are features of one product"),
     SIMPLIFIED,
     Pass(merge_lanes, "heads and queries side by side are one computation", "constants"),
     SIMPLIFIED,
