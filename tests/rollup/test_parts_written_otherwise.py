@@ -203,50 +203,6 @@ all_experts = by_experts(
 )
 
 
-#: Which tokens alone are looked at.
-SEEN = torch.tensor([True, False, True, True, False, True])
-
-
-def some_tokens(write):
-    """Some tokens look at each other and go through an MLP of their own, the others through another
-    one."""
-
-    def way(m, x):
-        one, two = m.blocks
-        x = one(x)
-        y = torch.zeros_like(x)
-        y = write(y, SEEN, two.attention)(x)
-        return m.head(write(write(y + x, SEEN, two.mlp)(x), ~SEEN, one.mlp)(x).mean(1))
-
-    return way
-
-
-def written_by_numbers(y, seen, made):
-    def write(x):
-        places = seen.nonzero()[:, 0]
-        return y.index_copy(1, places, made(x[:, places]))
-
-    return write
-
-
-def written_by_a_mask(y, seen, made):
-    def write(x):
-        z = y.clone()
-        z[:, seen] = made(x[:, seen])
-        return z
-
-    return write
-
-
-def put_by_a_mask(y, seen, made):
-    return lambda x: (
-        y.mT.mT.transpose(0, 1).index_put((seen,), made(x[:, seen]).transpose(0, 1)).transpose(0, 1)
-    )
-
-
-by_numbers = some_tokens(written_by_numbers)
-
-
 def by_distance(distance):
     """Logits are how near what is read lies to prototypes."""
     return lambda m, x: -distance(m.read(x), m.head.weight)
@@ -265,11 +221,9 @@ SAME = {
     "keys and values of one layer": (asked_by(probe), asked_by(probe_of_both)),
     "a tangent by an exponential": (gated(tangent), gated(tangent_by_an_exponential)),
     "a tangent less one": (gated(tangent), gated(tangent_less_one)),
-    "written by a mask": (by_numbers, some_tokens(written_by_a_mask)),
     "shifts in place": (shifted_whole, shifted(shifted_in_place)),
     "shifts one by one": (shifted_whole, shifted(shifted_one_by_one)),
     "an expert of no token": (all_experts, by_experts(experts_at_their_tokens)),
-    "put by a mask": (by_numbers, some_tokens(put_by_a_mask)),
     "copies repeated": (by_interpolation, laid_over(lambda few: few.repeat_interleave(2, 1))),
     "copies by index": (by_interpolation, laid_over(lambda few: few[:, torch.arange(6) // 2])),
 }
