@@ -115,7 +115,6 @@ ONCE_WRONG = (
     (IDS, "mlp=tokens_in_equal_chunks", "project=one_input_at_a_time"),
     (PADDED, "scores=two_halves_of_the_features"),
     (LLAMA, "scores=two_halves_of_the_features"),
-    (PLAIN, "norm=mean_of_features_first", "project=conv1d"),
     (START, "position=token_by_token"),
     (START, "position=added_by_token"),
 )
