@@ -41,6 +41,7 @@ from relprop.tracer.passes.products.factors import join_factors
 from relprop.tracer.passes.products.outputs import join_outputs
 from relprop.tracer.passes.products.raising import raise_products
 from relprop.tracer.passes.products.routed import route_rows
+from relprop.tracer.passes.products.scales import scale_inputs
 from relprop.tracer.passes.products.scores import join_scores
 from relprop.tracer.passes.products.splits import (
     cut_inputs,
@@ -105,6 +106,7 @@ PASSES = (
     Pass(part_towers, "samples that were joined are towers of their own"),
     Pass(partial(raise_products, spreads=False), "scales stay: a norm may be around them"),
     Pass(cut_inputs, "a shortcut among a layer's inputs is a term", "constants"),
+    Pass(scale_inputs, "the scale of a norm stands where the norm is"),
     Pass(scale_operands, "vectors are scaled before they meet"),
     SIMPLIFIED,
     SAME,
