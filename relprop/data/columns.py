@@ -167,11 +167,12 @@ def class_names(values: Iterable[Any]) -> tuple[str, ...] | None:
     if None in numbers:
         return tuple(sorted(set(map(str, found)) - {"-1"}))
     if fractions := [v for v in found if not (_number(v) or 0.0).is_integer()]:
+        names = tuple(sorted(set(map(str, found))))
         raise InputError(
             f"labels are numbers with fractions ({fractions[0]!r}), as of a regression, no classes",
             then=[
                 "label=None   # not to read them",
-                f"classes={tuple(sorted(set(map(str, found))))[:8]}   # if they are names, all of them",
+                f"classes={names[:8]}   # if they are names: all of them",
             ],
         )
     if numbers == {-1.0, 1.0}:

@@ -45,8 +45,8 @@ class Question:
         if self.rules is not None and "relevance" not in found.needs and not self.why_walked:
             following = ", ".join(n for n, m in METHODS.items() if "relevance" in m.needs)
             raise OptionError(
-                f"rules={getattr(self.rules, 'name', self.rules)!r}: method {self.method!r} follows "
-                "no relevance rules, its scores are the same under any",
+                f"rules={getattr(self.rules, 'name', self.rules)!r}: method {self.method!r} "
+                "follows no relevance rules, its scores are the same under any",
                 then=["leave rules= out", f"or choose a method that follows rules: {following}"],
             )
         return found
