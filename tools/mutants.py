@@ -244,7 +244,7 @@ def main(draw: int = 400, seed: int = 1, only: str = "") -> None:
     what came of it, and the figures."""
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     areas = {name: area for name, area, *_ in mutants()}
-    drawn = random.Random(seed).sample(sorted(areas), draw)
+    drawn = random.Random(seed).sample(sorted(areas), len(areas))[:draw]
     if only:
         drawn = [n for n in areas if n.split(":", 1)[1] == only.split(":", 1)[1]]
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT)

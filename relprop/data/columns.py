@@ -15,6 +15,7 @@ from relprop.errors import InputError
 
 OPTIONAL = ("label", "key", "pair", "rationale")
 MARKS = "a list of 0 and 1 for words, or of [start, end] in characters, is needed"
+NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
 SPANS = "0 and 1, or [start, end], or [start, end, text], is needed"
 
 
@@ -47,13 +48,17 @@ class Row:
     def class_index(self, value: Any, names: Sequence[str] | None) -> int | None:
         """The class of a label: a text by its name, else by its number. Raises ``InputError`` for
         one that is not among ``names``, or no class at all."""
-        if names is not None and isinstance(value, str) and value in names:
-            return names.index(value)
+        number = _number(value)
+        whole = None if number is None or not number.is_integer() else int(number)
+        written = [value, str(whole)] if isinstance(value, str) else []
+        written += [str(value)] if isinstance(value, float) or whole == -1 else []
+        for name in written:
+            if names is not None and name in names:
+                return names.index(name)
         if unlabelled(value):
             return None
-        number = _number(value)
-        if number is not None and number >= 0 and (names is None or number < len(names)):
-            return number
+        if whole is not None and whole >= 0 and (names is None or whole < len(names)):
+            return whole
         known = "a number from 0 on, or a name, is needed"
         if names:
             more = ", ..." if len(names) > 8 else ""
@@ -155,23 +160,47 @@ def _span(row: Row, value: Any, texts: Sequence[Text]) -> Word:
 
 def class_names(values: Iterable[Any]) -> tuple[str, ...] | None:
     """The names among labels, sorted; ``None`` if all are numbers. What is neither is refused where
-    it is read (``Row.class_index``)."""
-    found = {v for v in values if isinstance(v, (bool, int, str)) and not unlabelled(v)}
-    if all(_number(value) is not None for value in found):
-        return None
-    return tuple(sorted(map(str, found)))
+    it is read (``Row.class_index``). Raises ``InputError`` for numbers that are no classes: with
+    fractions, or −1 and 1 alone."""
+    found = [v for v in values if isinstance(v, (bool, int, float, str)) and not _is_missing(v)]
+    numbers = {_number(value) for value in found}
+    if None in numbers:
+        return tuple(sorted(set(map(str, found)) - {"-1"}))
+    if fractions := [v for v in found if not (_number(v) or 0.0).is_integer()]:
+        names = tuple(sorted(set(map(str, found))))
+        raise InputError(
+            f"labels are numbers with fractions ({fractions[0]!r}), as of a regression, no classes",
+            then=[
+                "label=None   # not to read them",
+                f"classes={names[:8]}   # if they are names: all of them",
+            ],
+        )
+    if numbers == {-1.0, 1.0}:
+        raise InputError(
+            "labels are -1 and 1: is -1 a class, or no label?",
+            then=[
+                "classes=('-1', '1')   # it is a class, the model's first",
+                "classes=('0', '1')   # it says that there is no label",
+            ],
+        )
+    return None
 
 
 def unlabelled(value: Any) -> bool:
-    """Whether a label says that there is none: nothing, an empty text, or −1 (as in GLUE's test
-    sets)."""
-    return value is None or value == "" or _number(value) == -1
+    """Whether a label says that there is none: nothing, an empty text, NaN, or −1 (as in GLUE's
+    test sets)."""
+    return _is_missing(value) or _number(value) == -1
 
 
-def _number(value: Any) -> int | None:
-    if isinstance(value, (bool, int)):
-        return int(value)
-    return int(value) if isinstance(value, str) and re.fullmatch(r"-?[0-9]+", value) else None
+def _is_missing(value: Any) -> bool:
+    return value is None or value == "" or value != value
+
+
+def _number(value: Any) -> float | None:
+    """A number, or a text that is one in full: 2, "2", "2.0", "+1", "1e1"."""
+    if isinstance(value, str):
+        return float(value) if re.fullmatch(NUMBER, value) else None
+    return float(value) if isinstance(value, (bool, int, float)) else None
 
 
 def _is_list(value: Any) -> bool:

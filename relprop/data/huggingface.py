@@ -19,6 +19,7 @@ from relprop.errors import InputError, OptionError
 
 LOOKED_AT = 256  # rows that tell one data set from another
 TEXTS = ("string", "large_string")  # as features call them
+LABELS = (*TEXTS, "int", "uint", "float", "bool")  # how their names begin
 PURPOSES = ("text", "pair", "image", "label", "rationale", "key")  # of columns
 MAP_STYLE = ("column_names", "features", "with_format", "unique", "__len__")
 
@@ -74,7 +75,7 @@ class HuggingFaceData:
         feature: Any = (self._data.features or {}).get(self.label)
         if getattr(feature, "names", None) is not None:
             return tuple(feature.names)
-        if getattr(feature, "dtype", None) not in TEXTS:
+        if not str(getattr(feature, "dtype", "")).startswith(LABELS):
             return None
         return class_names(self._data.unique(self.label))
 

@@ -26,6 +26,7 @@ class Table:
 
     A label is a class by number (from 0) or by name; without ``classes`` the names are those in the
     column, sorted, for which all of it is read once. Nothing, −1 and an empty cell are no label.
+    Numbers with fractions, and −1 and 1 alone, are refused without ``classes``.
     ``label=None``: there is no such column. ``key=None``: a row's key is its number, from 0.
     """
 

@@ -75,7 +75,7 @@ class Made(NamedTuple):
     @classmethod
     def by(cls, needs: Needs) -> Made:
         """As a question is answered."""
-        bare = not needs.walks and needs.question.by.level == "input"
+        bare = not needs.walks and "relevance" not in needs.question.by.needs
         rules = NO_RULES if bare else needs.session.rules.name
         return cls(needs.question.method, rules, needs.facts)
 

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from relprop.errors import OptionError, nearest
 from relprop.rules import RuleSet
-from relprop.runner.method import Method, Options, method_named
+from relprop.runner.method import METHODS, Method, Options, method_named
 
 KEEP = frozenset({"blocks", "matrix", "input", "layers"})
 
@@ -42,9 +42,12 @@ class Question:
         """The method itself. Raises ``OptionError`` for one that does not exist, and for rules it
         has no use for."""
         found = method_named(self.method, level=None)
-        if self.rules is not None and found.level == "input" and "relevance" not in found.needs:
+        if self.rules is not None and "relevance" not in found.needs and not self.why_walked:
+            following = ", ".join(n for n, m in METHODS.items() if "relevance" in m.needs)
             raise OptionError(
-                f"method {self.method!r} follows gradients, not relevance rules: leave rules= out"
+                f"rules={getattr(self.rules, 'name', self.rules)!r}: method {self.method!r} "
+                "follows no relevance rules, its scores are the same under any",
+                then=["leave rules= out", f"or choose a method that follows rules: {following}"],
             )
         return found
 

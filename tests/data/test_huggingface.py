@@ -115,10 +115,11 @@ def test_labels_by_name_and_number():
     )
     assert numbers.labels is None and [s.label for s in numbers] == [4, 0]
     assert HuggingFaceData(datasets.Dataset.from_dict({"text": ["x"]}), label=None)[0].label is None
-    for label in ([0, 1], 0.5):
-        with pytest.raises(
-            InputError, match=r"(?s)label .*: a number from 0 on, or a name, is needed.*row 0"
-        ):
+    for label, said in (
+        ([0, 1], r"(?s)label .*: a number from 0 on, or a name, is needed.*row 0"),
+        (0.5, "labels are numbers with fractions"),
+    ):
+        with pytest.raises(InputError, match=said):
             HuggingFaceData(datasets.Dataset.from_dict({"text": ["x"], "label": [label]}))[0]
 
 

@@ -3,6 +3,7 @@ malformed."""
 
 import csv
 import json
+import re
 import tempfile
 from pathlib import Path
 
@@ -127,8 +128,9 @@ def test_numbers_must_be_classes(tmp_path):
         tmp_path / "a.jsonl", [{"text": "x", "label": label} for label in (3, -2, 0.5, True)]
     )
     assert TextTable(path, label="label", classes=tuple("abcd"))[0].label == 3
+    whole = table(tmp_path / "c.jsonl", [{"text": "x", "label": label} for label in (3, -2)])
     with pytest.raises(InputError, match="label -2"):
-        TextTable(path)[1]
+        TextTable(whole)[1]
     listed = table(tmp_path / "b.jsonl", [{"text": "x", "label": [0]}])
     with pytest.raises(InputError, match=r"label \[0\]: a number from 0 on, or a name, is needed"):
         TextTable(listed)[0]
@@ -136,6 +138,43 @@ def test_numbers_must_be_classes(tmp_path):
         with pytest.raises(InputError, match=said):
             TextTable(path, classes=("a", "b"))[i]
     assert TextTable(path, classes=("a", "b"))[3].label == 1
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+@pytest.mark.parametrize(
+    ("labels", "wanted"),
+    [
+        ((2.0, 0.0, 11.0, ""), [2, 0, 11, None]),  # as pandas writes whole numbers
+        (("1e1", "2", "-1"), [10, 2, None]),
+        (("+3", "03", ""), [3, 3, None]),
+        ((-1.0, 0, 1), [None, 0, 1]),
+        (("-1", "b", "a"), [None, 1, 0]),
+    ],
+)
+def test_whole_numbers_are_classes_however_written(tmp_path, ending, labels, wanted):
+    path = table(tmp_path / f"a.{ending}", [{"text": "x", "label": label} for label in labels])
+    assert [s.label for s in TextTable(path)] == wanted
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+@pytest.mark.parametrize(
+    ("labels", "said", "wanted"),
+    [
+        ((0.5, 1.0, 0.25), "labels are numbers with fractions", [[None] * 3, [1, 2, 0]]),
+        (("2.5", "1"), "labels are numbers with fractions", [[None] * 2, [1, 0]]),
+        (("+1", "-1", "+1"), "labels are -1 and 1", [[1, 0, 1], [1, None, 1]]),
+        ((-1, 1, 1), "labels are -1 and 1", [[0, 1, 1], [None, 1, 1]]),
+    ],
+)
+def test_numbers_that_may_be_no_classes(tmp_path, ending, labels, said, wanted):
+    """They are refused, and each advice works."""
+    path = table(tmp_path / f"a.{ending}", [{"text": "x", "label": label} for label in labels])
+    with pytest.raises(InputError, match=said) as error:
+        TextTable(path)[0]
+    advices = re.findall(r"(?:label|classes)=.*(?=   #)", str(error.value))
+    for advice, found in zip(advices, wanted, strict=True):
+        options = eval(f"dict({advice})")
+        assert [s.label for s in TextTable(path, **options)] == found
 
 
 RATIONALES = {

@@ -11,6 +11,8 @@ from relprop.evaluation import Metric, Segmentation, upsampled
 from tests.common.goldens import Goldens
 
 EXACT = 1e-9
+#: Interpolated in float32, pixels change places by the last bit on another processor.
+RANKED = 1e-6
 PER_IMAGE = "per_image(correct,labeled,inter_bg,inter_fg,union_bg,union_fg,ap,f1_rowmean)"
 
 
@@ -37,13 +39,11 @@ def test_the_authors_numbers(case):
     if case == "ignore":
         masks = ignoring(masks, table[:, 1])
     found = Segmentation()(maps, masks)
-    torch.testing.assert_close(found.table[:, :7], table[:, :7], rtol=EXACT, atol=0)
-    for value, golden in zip(
-        (found.pixel_accuracy, found.mean_iou, found.mean_average_precision),
-        summary.tolist(),
-        strict=False,
-    ):
-        assert value == pytest.approx(golden, rel=EXACT)
+    torch.testing.assert_close(found.table[:, :6], table[:, :6], rtol=EXACT, atol=0)
+    torch.testing.assert_close(found.table[:, 6], table[:, 6], rtol=RANKED, atol=0)
+    assert found.pixel_accuracy == pytest.approx(float(summary[0]), rel=EXACT)
+    assert found.mean_iou == pytest.approx(float(summary[1]), rel=EXACT)
+    assert found.mean_average_precision == pytest.approx(float(summary[2]), rel=RANKED)
 
 
 def test_by_hand():

@@ -729,7 +729,7 @@ WRONG = {
         lambda: explain("deeplift", window=3),
     ),
     "rules": (
-        r"'occlusion' follows gradients, not relevance rules|leave rules= out",
+        r"'occlusion' follows no relevance rules|leave rules= out",
         lambda: explain("occlusion", rules="paper"),
     ),
     "no samples": (r"n_samples=0: a positive integer", lambda: explain("smoothgrad", n_samples=0)),

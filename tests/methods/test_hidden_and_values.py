@@ -412,15 +412,17 @@ def bert_in(dtype):
     return copy.deepcopy(bert()).to(dtype)
 
 
-@pytest.mark.parametrize("method", ["value_zeroing", "attention_norm", "attcat"])
-def test_half_precision_is_close_to_single(method):
+@pytest.mark.parametrize(
+    ("method", "most"), [("value_zeroing", 0.2), ("attention_norm", 0.01), ("attcat", 0.02)]
+)
+def test_half_precision_is_close_to_single(method, most):
     """What a method works out from a bf16 model's values is worked out in float32: only the values
-    themselves are rounded."""
+    themselves are rounded, of which value zeroing takes small distances."""
     single, half = (
         relprop.explain(bert_in(dtype), {"input_ids": IDS}, 1, method=method)
         for dtype in (torch.float32, torch.bfloat16)
     )
-    assert half.scores.dtype == torch.float32 and closeness(half.scores, single.scores) <= 0.1
+    assert half.scores.dtype == torch.float32 and closeness(half.scores, single.scores) <= most
 
 
 class Branching(Model):

@@ -370,7 +370,7 @@ WRONG = {
         lambda: explain(method="input_gradient", layers=[0]),
     ),
     "rules for a gradient": (
-        r"'gradient_x_input' follows gradients, not relevance rules",
+        r"'gradient_x_input' follows no relevance rules",
         lambda: explain(method="gradient_x_input", rules="paper"),
     ),
     "unknown rules": (
