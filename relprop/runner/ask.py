@@ -33,6 +33,7 @@ from relprop.runner.judging import Judge, judged
 from relprop.runner.memory import fitted
 from relprop.runner.needing import needs_of
 from relprop.runner.needs import Needs
+from relprop.runner.opposites import Kind, sided, told_signs
 from relprop.runner.question import Question
 from relprop.runner.relevance import united
 from relprop.runner.run import Part, Run
@@ -182,8 +183,10 @@ class Asking:
         cuts = cuts_of(sessions[0], part.inputs, targets)
         heard = self.judge.heard(sessions[0].program, part.inputs, starts, heard_at, cuts)
         needs, device = dict[int, Needs](), runs_on(self.model, part.inputs.tensors[0])
+        signs = dict[int, Kind]()
         for i, (session, question) in enumerate(zip(sessions, self.questions, strict=True)):
             with refusal(i, self.refused):
+                signs[i] = sided(session, part, targets, question)
                 make = partial(needs_of, session, question, targets, cuts=heard.few)
                 needs[i] = fitted(make, part.batch, memory, device)
         needs = united(needs)
@@ -207,7 +210,10 @@ class Asking:
                 make = partial(needs_of, n.session, question, targets, cuts=heard.few)
                 needs[i] = fitted(make, part.batch, memory, device)
             found = answers(united(needs), part, targets, compare, self.refused)
-        return [[row.get(i) for i in range(len(self.questions))] for row in found]
+        return [
+            [told_signs(signs.get(i, ""), row.get(i), target) for i in range(len(self.questions))]
+            for row, target in zip(found, targets, strict=True)
+        ]
 
 
 def ask_once(session: Session, inputs: Inputs, target: object, question: Question) -> Explanation:

@@ -21,7 +21,7 @@ from relprop.rollup import Stream
 from relprop.runner.needs import Needs
 from relprop.runner.run import Part, Run
 from relprop.runner.session import Session
-from relprop.targets import class_output
+from relprop.targets import Rather, class_output
 from relprop.targets.start import has_batch_axis
 
 #: What transformers calls classes that nobody has named.
@@ -83,8 +83,15 @@ def names_of(
     first.
 
     What turns logits into probabilities (softmax, or a sigmoid per class) is for the adapter to
-    know; without that there is no probability, only y_t.
+    know; without that there is no probability, only y_t. Of a contrast both sides are named.
     """
+    if chosen and all(isinstance(c, Rather) for c in chosen):
+        sides = zip(*(c.sides for c in chosen), strict=True)  # type: ignore[attr-defined]
+        both = [names_of(session, outputs, side, processor) for side in sides]
+        if any(names.labels is None for names in both):
+            return Names(predictions=both[0].predictions)
+        pairs = zip(*(names.labels or () for names in both), strict=True)
+        return Names(tuple(map(_rather, pairs)), predictions=both[0].predictions)
     try:
         output = class_output(session.program)
         axes = len(output.size)
@@ -118,6 +125,14 @@ def named(
     if logits.dim() != 2 or not all(map(_is_index, chosen)):
         return Names()
     return names_among(chosen, adapter.labels(model), logits, probable)
+
+
+def _rather(names: tuple[str | None, ...]) -> str:
+    """Two names; what both begin with stands once."""
+    for_it, against = map(str, names)
+    begins = "next token "
+    shared = for_it.startswith(begins) and against.startswith(begins)
+    return f"{for_it} rather than {against.removeprefix(begins) if shared else against}"
 
 
 def _notice_of_labels(known: Sequence[str], classes: int) -> list[RelpropWarning]:

@@ -124,7 +124,11 @@ class Contrast(Target):
     against: Target
 
     def __str__(self) -> str:
-        return f"{_brief(self.speaks_for)} - {_brief(self.against)}"
+        return f"{_brief(self.speaks_for)} rather than {_brief(self.against)}"
+
+    def turned(self) -> Contrast:
+        """The other way round."""
+        return Contrast(self.against, self.speaks_for)
 
     def outputs(self, program: Program) -> tuple[fx.Node, ...]:
         """Those of both."""
@@ -159,7 +163,22 @@ class Contrast(Target):
         turned = tuple(replace(p, weight=-p.weight) for p in against.parts)
         if for_it.label == against.label:
             raise TargetError(f"target {self}: both are {for_it.label}, and their difference is 0")
-        return ChosenTarget(f"{for_it.label} - {against.label}", (*for_it.parts, *turned))
+        return ChosenTarget(Rather(for_it.label, against.label), (*for_it.parts, *turned))
+
+
+class Rather(str):
+    """The label of a contrast: text, which knows the labels of both its ``sides``."""
+
+    sides: tuple[object, object]
+
+    def __new__(cls, *sides: object) -> Rather:
+        """The one rather than the other."""
+        found = super().__new__(cls, " rather than ".join(map(str, sides)))
+        found.sides = (sides[0], sides[1])
+        return found
+
+    def __getnewargs__(self) -> tuple[object, ...]:  # type: ignore[override]
+        return self.sides
 
 
 def _brief(target: Target) -> str:

@@ -87,9 +87,12 @@ def contrast(a: object, b: object) -> Contrast:
     """Why ``a`` rather than ``b``: y_t is the one less the other. Each is one of these targets, or
     a plain form: an index, a label, a tuple of them.
 
+    Refused by methods that give the same scores for ``contrast(b, a)``, the default one among them;
+    ``"attnlrp"`` and other signed ones show what speaks for the one and what for the other.
+
     >>> from relprop.targets import contrast
     >>> str(contrast("cat", "dog"))
-    'cat - dog'
+    'cat rather than dog'
     """
     return Contrast(*(t if isinstance(t, Target) else Output(None, plain_index(t)) for t in (a, b)))
 

@@ -176,7 +176,7 @@ def test_spans_answers_and_contrasts():
     assert by_text.target == (f"answer({text!r})",)
     assert closeness(by_text.scores, first("lrp", span(FIRST, LAST)).scores) < 1e-9
     both = first("lrp", contrast((4, 7), (4, 9)))
-    assert both.target == ("(4, 7) - (4, 9)",)
+    assert both.target == ("(4, 7) rather than (4, 9)",)
     assert (
         closeness(both.scores, (first("lrp", (4, 7)).scores - first("lrp", (4, 9)).scores)) < 1e-9
     )

@@ -1,0 +1,105 @@
+"""Why X rather than Y: methods that tell a contrast from its opposite, and what labels say."""
+
+import pickle
+import warnings
+
+import pytest
+import torch
+from transformers import BertForSequenceClassification
+
+import relprop
+from relprop.demo.model import digit_scene_model
+from relprop.errors import OptionError
+from relprop.targets import contrast, token
+from tests.common.models import closeness
+from tests.targets import models
+from tests.targets.models import tokenizer
+
+IMAGES = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+EVEN = ("transformer_attribution", "input_gradient", "smoothgrad")
+WITHOUT = (
+    "rollout",
+    "raw_attention",
+    "attention_flow",
+    "attention_norm",
+    "value_zeroing",
+    "random",
+)
+ONE_SIDED = ("gae", "gradcam", "gradcam_features", "attention_times_grad", "partial_lrp")
+SIGNED = [
+    m.name
+    for m in relprop.methods.available()
+    if not m.texts and m.name not in (*EVEN, *WITHOUT, *ONE_SIDED)
+]
+ONLY_FOR = "what speaks against it is not shown"
+
+
+def explained(target, method, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return relprop.explain(digit_scene_model(), IMAGES, target, method=method, **options)
+
+
+@pytest.mark.parametrize("method", [*EVEN, *WITHOUT])
+def test_methods_that_cannot_answer_are_refused(method):
+    reads = "gives the same" if method in EVEN else "reads no target, and gives the same"
+    said = f"'{method}' {reads} scores for 3 rather than 5 as for 5 rather than 3.*attnlrp"
+    with pytest.raises(OptionError, match=f"(?s){said}"):
+        explained(contrast(3, 5), method)
+    with pytest.raises(OptionError, match=f"(?s){said}"):
+        explained([contrast(3, 5), 1], method)
+
+
+@pytest.mark.parametrize("method", SIGNED)
+def test_signed_scores_turn_with_the_target(method):
+    there, turned = explained(contrast(3, 5), method), explained(contrast(5, 3), method)
+    assert closeness(turned.scores, -there.scores) < 1e-5
+    assert there.target == ("3 rather than 5",) * 2
+    assert not any(ONLY_FOR in str(label) for label in there.labels or ())
+
+
+@pytest.mark.parametrize("method", ONE_SIDED)
+def test_one_sided_scores_say_so(method):
+    found = explained(contrast(3, 5), method)
+    assert found.labels == (f"3 rather than 5; {ONLY_FOR}",) * 2
+    assert explained(3, method).labels is None
+
+
+def test_a_comparison_goes_on_without_them():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        methods = ["transformer_attribution", "attnlrp", "rollout", "gae"]
+        found = relprop.compare(digit_scene_model(), IMAGES, methods, contrast(3, 5))
+    assert list(found.explanations) == ["attnlrp", "gae"]
+    assert set(found.refused) == {"transformer_attribution", "rollout"}
+
+
+def test_functions_are_never_refused():
+    def margin(output):
+        return output[0, 3] - output[0, 5]
+
+    assert (
+        explained(margin, "rollout").labels
+        == ("margin; the scores of its opposite are the same",) * 2
+    )
+    assert explained(margin, "gradient_x_input").labels is None
+
+
+def test_both_sides_are_named():
+    model = models.llama()
+    inputs = tokenizer()("w6 w7 w8", return_tensors="pt")
+    words = contrast(token("w7", tokenizer()), token("w9", tokenizer()))
+    found = relprop.explain(model, inputs, words, method="attnlrp", processor=tokenizer())
+    assert found.labels == ("next token 'w7' rather than 'w9'",)
+    assert "rather than" in str(found.target[0])
+
+
+def test_classes_are_named(tmp_path):
+    model = models.bert(BertForSequenceClassification)
+    inputs = tokenizer()("w6 w7 w8", return_tensors="pt")
+    one, other = model.config.id2label[1], model.config.id2label[0]
+    found = relprop.explain(model, inputs, contrast(one, other), method="attnlrp")
+    assert found.labels == (f"{one} rather than {other}",)
+    assert pickle.loads(pickle.dumps(found.target)) == found.target == ("1 rather than 0",)
+    found.save(tmp_path / "why.safetensors")
+    assert relprop.load(tmp_path / "why.safetensors").labels == found.labels
