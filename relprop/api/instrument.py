@@ -34,6 +34,7 @@ from relprop.rules import RuleSet
 from relprop.runner.ask import ask_once
 from relprop.runner.conditions import Conditions
 from relprop.runner.judging import Judge, judged
+from relprop.runner.method import start_with_output
 from relprop.runner.question import Question
 from relprop.runner.relevance import Relevance
 from relprop.runner.run import Part, Run
@@ -224,9 +225,11 @@ class Instrument:
             plan = self.session.plan(starts, leaves | frozenset(self._labels.values()))
             with self._warned():
                 self.session.tell(self.session.notices(plan))
-            hooks = self._hooks_by_node()
+            hooks, terms = self._hooks_by_node(), start.begun
+            if start_with_output(self.session.rules):
+                terms = start.contributions(done.outputs(self.session.program))
             with undisturbed(self.session.model), torch.no_grad():
-                passes = Relevance.at_terms(plan, start.begun, hooks)
+                passes = Relevance.at_terms(plan, terms, hooks)
                 walk = passes.through(plan.order, done.detached())
             self._plan, self._books = plan, passes.ledger(walk)
             self._relevance = walk.found
@@ -257,7 +260,9 @@ def instrument(
 ) -> Instrument:
     """Observe ``model`` on ``inputs`` for one ``target``; use it in a ``with`` block. Arguments as
     in ``explain``; ``strict`` holds for all that is asked later, too. The forward pass runs at
-    once, and is compared with the model's own.
+    once, and is compared with the model's own. Relevance starts with 1 at the target, or with y_t
+    by the rules of a method that does so (``"attnlrp"``, ``"cp_lrp"``, ``"epsilon"``,
+    ``"lrp_gamma"``), as it does in ``explain``.
 
     >>> import torch, relprop
     >>> from relprop.demo.model import digit_scene_model

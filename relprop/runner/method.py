@@ -202,6 +202,14 @@ def method_named(name: str, level: Level | None = "attention") -> Method:
     return found
 
 
+def start_with_output(given: RuleSet | str) -> bool:
+    """Whether relevance starts with y_t by these rules: where it does by the method whose own they
+    are, or whose own they were before others were added."""
+    name = given if isinstance(given, str) else given.name
+    own = (m.rule_set(m.options()) for m in METHODS.values() if m.starts_with == "output")
+    return name.partition("+")[0] in {r if isinstance(r, str) else r.name for r in own}
+
+
 def input_level(*, convolutional: bool = False) -> tuple[str, ...]:
     """What to use for a model without token attention, whatever it reads; for one of convolutions
     first LRP-γ, whose maps of such a model are less noisy."""

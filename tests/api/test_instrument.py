@@ -172,3 +172,21 @@ def test_why_a_node_got_its_relevance(model):
         assert "blocks" not in first.node and len(first.readers) >= 1
         with pytest.raises(relprop.errors.OptionError, match="names 4 nodes"):
             probe.why("blocks.*.mlp")
+
+
+@pytest.mark.parametrize("method", ["lrp", "attnlrp", "cp_lrp", "epsilon_lrp"])
+def test_relevance_starts_as_in_explain(model, method):
+    """With 1, or with y_t by the rules of a method that does so; of a negative y_t, too."""
+    rules = relprop.rules.PRESETS[{"epsilon_lrp": "epsilon"}.get(method, method)]
+    more = rules.with_rule(torch.ops.aten.gelu, relprop.rules.carry)
+    outputs = []
+    for target in range(10):
+        e = relprop.explain(model, X, target, method=method, ledger=True)
+        started = torch.ones_like(e.output) if method == "lrp" else e.output
+        with relprop.instrument(model, X, target, rules=rules) as probe:
+            torch.testing.assert_close(probe.ledger().started, started)
+            torch.testing.assert_close(probe.ledger().started, e.ledger.started)
+        with relprop.instrument(model, X, target, rules=more) as probe:
+            torch.testing.assert_close(probe.ledger().started, started)
+        outputs.append(e.output)
+    assert torch.cat(outputs).min() < 0 < torch.cat(outputs).max()
