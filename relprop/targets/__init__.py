@@ -5,7 +5,6 @@ The public part are the functions that name a target of a real head: ``answer``,
 ``output``, ``query``, ``region``, ``similarity``, ``span`` and ``token`` (docs/targets.md).
 """
 
-from relprop.targets.answers import Contrast, Rather
 from relprop.targets.outputs import class_output
 from relprop.targets.resolve import is_callable, places_read, possible_starts, reads_more, resolve
 from relprop.targets.start import Context, NoStart, Start, Target, Term, has_batch_axis
@@ -22,9 +21,7 @@ from relprop.targets.vocabulary import (
 
 __all__ = [
     "Context",
-    "Contrast",
     "NoStart",
-    "Rather",
     "Start",
     "Target",
     "Term",

@@ -78,11 +78,7 @@ def test_functions_are_never_refused():
     def margin(output):
         return output[0, 3] - output[0, 5]
 
-    assert (
-        explained(margin, "rollout").labels
-        == ("margin; the scores of its opposite are the same",) * 2
-    )
-    assert explained(margin, "gradient_x_input").labels is None
+    assert explained(margin, "transformer_attribution").labels is None
 
 
 def test_both_sides_are_named():

@@ -34,6 +34,7 @@ from relprop.tracer.passes.lanes.same import join_same
 from relprop.tracer.passes.lanes.towers import part_towers
 from relprop.tracer.passes.lanes.weighted import merge_weighted
 from relprop.tracer.passes.lookups.moved_ids import look_up_as_given
+from relprop.tracer.passes.lookups.orders import sink_orders
 from relprop.tracer.passes.lookups.picks import pick_tokens
 from relprop.tracer.passes.lookups.rows import raise_lookups
 from relprop.tracer.passes.products.cosines import scale_operands
@@ -47,6 +48,7 @@ from relprop.tracer.passes.products.splits import (
     cut_inputs,
     join_split_inputs,
 )
+from relprop.tracer.passes.products.stored import scale_stored
 from relprop.tracer.passes.simplify.rules import simplify
 from relprop.tracer.passes.spelling.autocast import inline_regions
 from relprop.tracer.passes.spelling.complex import make_real
@@ -116,12 +118,14 @@ PASSES = (
     Pass(join_multiples, "x + x⊙w is one scaled tensor"),
     Pass(raise_affine, "the scale and the bias of a norm are its own", "constants"),
     Pass(partial(raise_products, spreads=True), "what scales no norm is a linear map"),
+    Pass(scale_stored, "quantised matrices are meant scaled"),
     Pass(join_factors, "a gate is one function of one tensor"),
     Pass(raise_functions, "activations that are written out"),
     Pass(raise_rows, "its exponential was written out", "constants", raise_functions),
     Pass(raise_lookups, "what ids pick is a row of one table", "constants"),
     Pass(pick_tokens, "a mask that is true once picks a token", "places"),
     Pass(look_up_as_given, "scores are those of the ids' own positions", "constants"),
+    Pass(sink_orders, "positions stand in the order they are given in", "constants"),
     Pass(raise_disguised_attention, "attention in parts, by its numbers", "constants"),
     SIMPLIFIED,
     Pass(weigh_rows, "experts' tokens with their shares are one product", "constants"),
@@ -143,6 +147,7 @@ PASSES = (
     Pass(merge_weighted, "experts with their shares are one product", "constants"),
     Pass(join_groups, "each head's own result, summed, is one layer"),
     SIMPLIFIED,
+    Pass(sink_orders, "merged lanes may lie in another order", "constants"),
     Pass(raise_choices, "what a mask leaves is a choice", "constants"),
     Pass(join_biases, "merged layers have their biases, too"),
     Pass(part_layers, "what was laid side by side to be weighed and added is terms"),
