@@ -165,15 +165,13 @@ def class_names(values: Iterable[Any]) -> tuple[str, ...] | None:
     found = [v for v in values if isinstance(v, (bool, int, float, str)) and not _is_missing(v)]
     numbers = {_number(value) for value in found}
     if None in numbers:
-        return tuple(sorted(set(map(str, found)) - {"-1"}))
+        return tuple(sorted({str(v) for v in found if not unlabelled(v)}))
     if fractions := [v for v in found if not (_number(v) or 0.0).is_integer()]:
         names = tuple(sorted(set(map(str, found))))
+        named = [f"classes={names}   # if they are names"] if len(names) <= 8 else []
         raise InputError(
             f"labels are numbers with fractions ({fractions[0]!r}), as of a regression, no classes",
-            then=[
-                "label=None   # not to read them",
-                f"classes={names[:8]}   # if they are names: all of them",
-            ],
+            then=["label=None   # not to read them", *named],
         )
     if numbers == {-1.0, 1.0}:
         raise InputError(

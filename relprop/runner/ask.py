@@ -186,7 +186,7 @@ class Asking:
         signs = dict[int, Kind]()
         for i, (session, question) in enumerate(zip(sessions, self.questions, strict=True)):
             with refusal(i, self.refused):
-                signs[i] = sided(session, part, targets, question)
+                signs[i] = sided(session, self.whole, part.first, targets, question)
                 make = partial(needs_of, session, question, targets, cuts=heard.few)
                 needs[i] = fitted(make, part.batch, memory, device)
         needs = united(needs)

@@ -35,33 +35,41 @@ def told_signs(kind: Kind, explanation: Explanation | None, target: object) -> E
     return replace(explanation, labels=labels)
 
 
-def sided(session: Session, part: Part, targets: Sequence[object], question: Question) -> Kind:
+def sided(
+    session: Session, whole: Part, first: int, targets: Sequence[object], question: Question
+) -> Kind:
     """What the method makes of the first contrast among ``targets``, if there is one. Raises
-    ``OptionError`` where the scores of the opposite are the same."""
+    ``OptionError`` where the scores of the opposite are the same.
+
+    ``whole``: all samples of the call, of which ``targets`` are for those from ``first`` on.
+    """
     found = ((t, i) for t in targets if (i := _contrast(t)) is not None)
     target, at = next(found, (None, 0))
     if target is None:
         return ""
     asked = target[at] if isinstance(target, list) else target
     assert isinstance(asked, Contrast)
-    rules = question.rule_set
     options = tuple(sorted((k, repr(v)) for k, v in question.settings.items()))
-    key = (question.method, options, getattr(rules, "name", rules))
+    key = (question.by, options, question.rule_set)
     if key not in _KINDS:
-        one = part.select(part.first + at, part.first + at + 1)
+        one = whole.select(first + at, first + at + 1)
         kind = _tried(session, one, asked, question)
         if not kind:
             return kind
         _KINDS[key] = kind
     if _KINDS[key] == "even":
-        reads = "gives" if question.by.class_specific else "reads no target, and gives"
-        fact = (
-            f"method {question.method!r} {reads} the same scores for {asked} "
-            f"as for {asked.turned()}"
-        )
-        signed = ", ".join(name for name, method in METHODS.items() if method.signed)
-        raise OptionError(message(fact, then=[f"a method whose scores have signs: {signed}"]))
+        raise OptionError(_refusal(question, asked))
     return _KINDS[key]
+
+
+def _refusal(question: Question, asked: Contrast) -> str:
+    reads = "gives" if question.by.class_specific else "reads no target, and gives"
+    both = f"for {asked} as for {asked.turned()}"
+    signed = ", ".join(name for name, method in METHODS.items() if method.signed)
+    return message(
+        f"method {question.method!r} {reads} the same scores {both}",
+        then=[f"a method whose scores have signs: {signed}"],
+    )
 
 
 def _tried(session: Session, one: Part, target: Contrast, question: Question) -> Kind:

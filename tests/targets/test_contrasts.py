@@ -10,6 +10,7 @@ from transformers import BertForSequenceClassification
 import relprop
 from relprop.demo.model import digit_scene_model
 from relprop.errors import OptionError
+from relprop.runner import opposites
 from relprop.targets import contrast, token
 from tests.common.models import closeness
 from tests.targets import models
@@ -48,6 +49,21 @@ def test_methods_that_cannot_answer_are_refused(method):
         explained(contrast(3, 5), method)
     with pytest.raises(OptionError, match=f"(?s){said}"):
         explained([contrast(3, 5), 1], method)
+
+
+def test_a_contrast_of_a_later_part_is_tried_there(monkeypatch):
+    monkeypatch.setattr(opposites, "_KINDS", {})
+    with pytest.raises(OptionError, match="3 rather than 5 as for 5 rather than 3"):
+        explained([1, contrast(3, 5)], "input_gradient", batch_size=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("method", ["attnlrp", "gradient_x_input"])
+def test_signed_methods_are_signed_in_half_precision(monkeypatch, method, dtype):
+    monkeypatch.setattr(opposites, "_KINDS", {})
+    model, images = digit_scene_model().to(dtype), torch.cat([IMAGES, IMAGES[:1]]).to(dtype)
+    found = relprop.explain(model, images, contrast(3, 5), method=method)
+    assert found.labels is None and list(opposites._KINDS.values()) == ["signed"]
 
 
 @pytest.mark.parametrize("method", SIGNED)
