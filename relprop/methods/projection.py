@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from relprop.errors import OptionError
 from relprop.operations import MOVES, Kind, argument, is_call, kind
-from relprop.rollup import token_axes, tokens_of
+from relprop.rollup import skip_of, token_axes, tokens_of
 from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.method import Options
 from relprop.runner.session import Session
@@ -134,7 +134,7 @@ class Residual:
 def residual_of(session: Session, site: Site) -> Residual:
     """Where a site's branch meets its skip connection. Raises ``OptionError`` where there is no
     such sum, or something else than a layer norm stands behind it."""
-    merge = session.merges.identity_of(site.contraction)
+    merge = skip_of(session.flow, site)
     if merge is None or kind(merge) is not Kind.SUM:
         raise OptionError(
             f"attention_norm: no sum with a skip connection follows the attention at {site.path!r}"

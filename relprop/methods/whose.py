@@ -14,6 +14,7 @@ from relprop.interpreter.batch import propagate
 from relprop.operations import Kind, kind
 from relprop.rollup import tokens_of
 from relprop.runner.attention_study import AttentionStudy
+from relprop.runner.beginning import in_parts
 from relprop.tracer.atoms import is_token
 from relprop.tracer.editing import val
 from relprop.tracer.program import Program, Site
@@ -77,8 +78,9 @@ def _handed_down(at: AttentionStudy, nodes: list[fx.Node]) -> dict[fx.Node, Toke
     batch, device = inputs.batch, inputs.tensors[0].device
     values = {n: v for n, v in at.run.forward.values.items() if n in plan.keep}
     fields = {
-        n: _numbered(at.program, n, (i, len(nodes)), device).expand(batch, -1, *val(n).shape)
+        n: in_parts(plan, n, numbered.expand(batch, *numbered.shape))
         for i, n in enumerate(nodes)
+        for numbered in [_numbered(at.program, n, (i, len(nodes)), device)]
     }
     found = propagate(plan, values, fields, account=False).found
     read = {s.name: s.read(found[s.node]) for s in at.streams if s.node in found}

@@ -4,18 +4,26 @@ tokens: read off the program's structure.
 The rules themselves are in ``rules/rollup.py``; this is what only the whole graph can tell them.
 """
 
-from relprop.rollup.layers import block_input, layer_outputs, token_axes, tokens_of
-from relprop.rollup.merges import Merges
-from relprop.rollup.planning import rollup_plan, rollup_plan_through
+from relprop.rollup.layers import (
+    block_input,
+    last_stream,
+    layer_outputs,
+    skip_of,
+    token_axes,
+    tokens_of,
+)
+from relprop.rollup.planning import RollUpPlan, rollup_plan, rollup_plan_through
 from relprop.rollup.streams import Stream
 
 __all__ = [
-    "Merges",
+    "RollUpPlan",
     "Stream",
     "block_input",
+    "last_stream",
     "layer_outputs",
     "rollup_plan",
     "rollup_plan_through",
+    "skip_of",
     "token_axes",
     "tokens_of",
 ]

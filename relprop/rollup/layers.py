@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import fx
 
 from relprop.operations import MOVES, Kind, kind
+from relprop.rollup.merges import is_merge, is_still
 from relprop.tracer.atoms import is_token
 from relprop.tracer.editing import val
 from relprop.tracer.order import Flow
@@ -47,6 +48,38 @@ def layer_outputs(
         same = [n for n in kept if before is not None and kind(n) is kind(before)]
         found[site] = kept[0] if later or not same else same[0]
     return found
+
+
+def last_stream(
+    program: Program,
+    flow: Flow,
+    starts: tuple[fx.Node, ...],
+    sites: Sequence[Site],
+    sizes: tuple[int, ...],
+) -> fx.Node | None:
+    """The first node after all the sites that every path to ``starts`` passes through and that
+    still has the stream's token positions."""
+    for node in flow.nodes:
+        whole = tokens_of(program, node) == sizes
+        behind = whole and all(flow.reaches(s.contraction, node) for s in sites)
+        if behind and all(flow.common_dominator([node, s]) is node for s in starts):
+            return node
+    return None
+
+
+def skip_of(flow: Flow, site: Site) -> fx.Node | None:
+    """The first merge at which the branch of a site meets what it branched off from: its skip
+    connection."""
+    for node in flow.nodes:
+        operands = flow.inputs[node]
+        if not is_merge(node, flow) or not flow.reaches(site.contraction, node):
+            continue
+        x = flow.common_dominator(operands)
+        still = [] if x is None else [o for o in operands if is_still(x, o, flow)]
+        inside = [flow.reaches(site.contraction, o) for o in still]
+        if still and not any(inside):
+            return node
+    return None
 
 
 def block_input(program: Program, flow: Flow, site: Site) -> fx.Node | None:

@@ -1,19 +1,36 @@
-"""What each operand of a merge carries: the identity once, and whatever attention has mixed in."""
+"""What each term of a merge carries of the field on its way to a source: the mean over the terms to
+which a way leads from that source (docs/residual_connections.md)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
+import torch
 from torch import fx
 
-from relprop.operations import MOVES, Kind, argument, kind
-from relprop.rollup.brought import ONE_TO_ONE, PRODUCTS, Brought
+from relprop.operations import FILLS, MOVES, Kind, argument, kind, operand
+from relprop.plan import Step
+from relprop.rollup.present import Present
+from relprop.rollup.sources import Sources
+from relprop.rules.fields import Places, Weight
 from relprop.tracer.atoms import Axes, is_token, token_count
 from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.labels import LARGEST, Labels
 from relprop.tracer.order import Flow
-from relprop.tracer.program import Site
 
 MERGES = frozenset({Kind.SUM, Kind.PRODUCT, Kind.QUOTIENT, Kind.JOIN, Kind.EXTREMUM, Kind.CHOICE})
+PRODUCTS = frozenset({Kind.PRODUCT, Kind.QUOTIENT})
+#: At each place one operand stands, which the rule finds: nothing is shared.
+PLACED = frozenset(MOVES | FILLS | {Kind.EXTREMUM}) - {Kind.JOIN}
+#: One token each: neither a layer, nor pooling, nor a product of two activations.
+ONE_TO_ONE = (
+    MOVES
+    | FILLS
+    | {Kind.IDENTITY, Kind.DETACH, Kind.CAST, Kind.AFFINE, Kind.FUNCTION, Kind.SUM}
+    | {Kind.SOFTMAX, Kind.LOG_SOFTMAX, Kind.NORM, Kind.BATCH_NORM}
+)
+Weights = dict[int, Weight]
 
 
 def is_merge(node: fx.Node, flow: Flow) -> bool:
@@ -21,221 +38,255 @@ def is_merge(node: fx.Node, flow: Flow) -> bool:
     return kind(node) in MERGES and len(flow.inputs[node]) > 1
 
 
+def keeps_tokens(node: fx.Node, flow: Flow) -> bool:
+    """Whether an operation leaves what a tensor is, token by token: moves, sums, norms,
+    activations, products with constants."""
+    lone = kind(node) in PRODUCTS and len(flow.inputs[node]) == 1
+    return kind(node) in ONE_TO_ONE or lone
+
+
+def is_still(x: fx.Node, term: fx.Node, flow: Flow) -> bool:
+    """Whether a way from x to a term leaves x what it is."""
+    return flow.reached_by(x, term, lambda node: keeps_tokens(node, flow))
+
+
 class Merges:
-    """What the operands of merges carry: the identity once, and whatever attention has mixed in.
+    """The weights of the terms of each merge, by source."""
 
-    Sums of sums are one merge: ``(a + b) + c``, with moves, norms and factors between the sums, is
-    the sum of its *terms* a, b and c, so that the order in which they are added makes no
-    difference. Let x be the nearest common dominator of the terms. A term is *transparent* if x
-    reaches it by adds, moves and one-to-one ops alone, and *has a site* if an attention site lies
-    on its way from x. Terms that depend on tokens apart from each other's (halves of a text, each
-    read by itself) carry equal parts. Otherwise transparent terms and terms with a site carry the
-    field whole; transparent ones that bring different tokens of x to the same places (the parts of
-    a patch merging, positions that a head picks) carry equal parts. The others (an MLP, a projected
-    shortcut) carry nothing if the transparent terms bring their tokens, or if the merge lies in a
-    branch, has a term with a site, and an outer merge carries the branch's identity already; those
-    that bring more (the mean of all tokens beside the first) carry equal parts with the transparent
-    ones; without any of these they carry the identity once together, in equal parts.
-    Where terms have no common dominator (several explained inputs), those of one input are judged
-    among themselves, and a term in which inputs meet (cross-attention) is whole.
-    """
-
-    def __init__(self, flow: Flow, sites: tuple[Site, ...], axes: Mapping[fx.Node, Axes]) -> None:
-        self.flow, self.axes = flow, axes
-        self.contractions = [s.contraction for s in sites if s.contraction in flow.members]
-        self.merges = [n for n in flow.nodes if is_merge(n, flow)]
-        self.uses = {n: [u for u in n.users if u in flow.members] for n in flow.nodes}
+    def __init__(self, flow: Flow, axes: Mapping[fx.Node, Axes], sources: Sources) -> None:
+        self.flow, self.axes, self.sources = flow, axes, sources
+        self.present = Present(flow, axes, sources)
+        self._uses = {n: [u for u in n.users if u in flow.members] for n in flow.nodes}
         self.sums: dict[fx.Node, fx.Node] = {}  # the last sum of the sums that each is part of
-        for node in reversed(self.merges):
-            if kind(node) is Kind.SUM:
-                after = self._next_sum(node)
-                self.sums[node] = node if after is None else self.sums[after]
+        added = [n for n in flow.nodes if kind(n) is Kind.SUM and is_merge(n, flow)]
+        for node in reversed(added):
+            after = self._next_sum(node)
+            self.sums[node] = node if after is None else self.sums[after]
         self.terms: dict[fx.Node, list[fx.Node]] = {}
-        for node in self.merges:
-            if kind(node) is Kind.SUM:
-                self.terms.setdefault(self.sums[node], []).extend(
-                    o
-                    for o in tensor_inputs(node)
-                    if o in flow.members and self._sum_behind(o, node) is None
-                )
-        self._shares: dict[fx.Node, dict[fx.Node, float]] = {}
-        self.known = {n: self._look(n) for n in self.merges}
+        for node in added:
+            terms = [o for o in tensor_inputs(node) if o in flow.members]
+            own = [o for o in terms if self._sum_behind(o, node) is None]
+            self.terms.setdefault(self.sums[node], []).extend(own)
+        self._skips: dict[tuple[fx.Node, ...], list[fx.Node]] = {}
+        self._roots: dict[tuple[int, tuple[fx.Node, ...]], fx.Node | None] = {}
+        self._heads: dict[fx.Node, int] = {}
+
+    # -- sums of sums are one sum
 
     def _next_sum(self, node: fx.Node) -> fx.Node | None:
         """The sum that ``node`` is a term of and nothing else, if there is one."""
-        while len(self.uses[node]) == 1 and tensor_inputs(self.uses[node][0]).count(node) == 1:
-            node = self.uses[node][0]
+        while len(self._uses[node]) == 1 and tensor_inputs(self._uses[node][0]).count(node) == 1:
+            node = self._uses[node][0]
             if kind(node) is Kind.SUM and is_merge(node, self.flow):
                 return node
-            if len(self.flow.inputs[node]) > 1 or not self._passes(node):
+            if len(self.flow.inputs[node]) > 1 or not keeps_tokens(node, self.flow):
                 return None
         return None
 
-    def _sum_behind(self, operand: fx.Node, node: fx.Node) -> fx.Node | None:
-        """The sum whose result ``operand`` is, if it is one merge with ``node``."""
-        while operand not in self.sums:
-            if len(self.flow.inputs[operand]) != 1 or len(self.uses[operand]) != 1:
+    def _sum_behind(self, term: fx.Node, node: fx.Node) -> fx.Node | None:
+        """The sum whose result ``term`` is, if it is one sum with ``node``."""
+        while term not in self.sums:
+            if len(self.flow.inputs[term]) != 1 or len(self._uses[term]) != 1:
                 return None
-            operand = self.flow.inputs[operand][0]
-        return (
-            operand
-            if self.sums[operand] is self.sums[node] and self._next_sum(operand) is node
-            else None
-        )
+            term = self.flow.inputs[term][0]
+        same = self.sums[term] is self.sums[node] and self._next_sum(term) is node
+        return term if same else None
 
-    def _look(
-        self, node: fx.Node
-    ) -> tuple[fx.Node | None, dict[fx.Node, bool], dict[fx.Node, bool]]:
-        operands = self.flow.inputs[node]
-        x = self.flow.common_dominator(
-            self.terms[self.sums[node]] if node in self.sums else operands
-        )
+    # -- the rules
+
+    def weights(self, step: Step, bit: int) -> Weights:
+        """How much of the field that is on its way to one source each operand carries, by its
+        position; one from which no way leads there is not among them."""
+        node, taken = step.node, self.sources.taken[step.node]
+        reached = [i for i, o in enumerate(step.operands) if taken[i] and self.sources.of(o) & bit]
+        if node in self.sums:
+            terms = self.terms[self.sums[node]]
+            counted = self._after_skips([t for t in terms if self.sources.of(t) & bit], bit)
+            own = {i: step.operands[i] for i in reached}
+            return {i: self._part(o, counted, bit) if o in terms else 1.0 for i, o in own.items()}
+        if kind(node) is Kind.LINEAR:
+            return dict.fromkeys(reached, self._modules(step, bit))
+        if self._has_places(node):
+            return dict.fromkeys(reached, 1.0)
+        if kind(node) is Kind.JOIN and (share := self._share_of_heads(step, bit)) is not None:
+            return dict.fromkeys(reached, share)
+        terms = [step.operands[i] for i in reached]
+        if len(terms) > 1:
+            joins = kind(node) is Kind.JOIN
+            terms = self._after_skips(terms, bit) if joins else self._without_factors(terms)
+        return {i: self._part(step.operands[i], terms, bit) for i in reached}
+
+    def _part(self, term: fx.Node, terms: list[fx.Node], bit: int) -> Weight:
+        """1/k of the k terms that are there, place by place where some are not everywhere."""
+        if term not in terms:
+            return 0.0
+        alike = [t for t in terms if val(t).shape == val(term).shape]
+        if len(terms) < 2 or len(alike) < 2:
+            return 1 / len(terms)
+        x = self._nearest(bit, tuple(terms))
+        there = [self.present.at(t, bit, x) for t in alike]
+        if all(t is None for t in there):
+            return 1 / len(terms)
+        one = torch.ones(())
+        own = there[alike.index(term)]
+        count = sum((one if t is None else t for t in there), torch.zeros(()))
+        share = (one if own is None else own) / (count + len(terms) - len(alike)).clamp(min=1)
+        return Places(share)
+
+    def _after_skips(self, terms: list[fx.Node], bit: int) -> list[fx.Node]:
+        """Skip connections: of some terms those that are still x, if together they hold every token
+        of x; x is the nearest tensor through which every path from the source to them passes."""
+        if len(terms) < 2:
+            return terms
+        key = tuple(terms)
+        x = self._nearest(bit, key)
         if x is None:
-            return None, {}, {}
-        return (
-            x,
-            {o: self._transparent(x, o) for o in operands},
-            {o: self._has_site(x, o) for o in operands},
-        )
+            return terms
+        if (x, *key) not in self._skips:
+            still = [t for t in terms if is_still(x, t, self.flow)]
+            whole = bool(still) and self._hold_all(x, still)
+            self._skips[x, *key] = still if whole else terms
+        return self._skips[x, *key]
 
-    def _transparent(self, x: fx.Node, o: fx.Node) -> bool:
-        return self.flow.reached_by(x, o, self._passes)
-
-    def _is(self, x: fx.Node, o: fx.Node) -> bool:
-        """Whether ``o`` is x but for operations that leave every token where it is."""
-        while o is not x and kind(o) in ONE_TO_ONE - MOVES and len(self.flow.inputs[o]) == 1:
-            o = self.flow.inputs[o][0]
-        return o is x
-
-    def _has_site(self, x: fx.Node, o: fx.Node) -> bool:
-        return any(
-            self.flow.reaches(c, o) and self.flow.reaches(x, c) and c is not x
-            for c in self.contractions
-        )
-
-    def _passes(self, node: fx.Node) -> bool:
-        lone = kind(node) in PRODUCTS and len(self.flow.inputs[node]) == 1
-        return kind(node) in ONE_TO_ONE or lone
-
-    def carries(self, node: fx.Node) -> tuple[float, ...]:
-        """The weight of each tensor operand of ``node``, in order of appearance."""
-        operands = tensor_inputs(node)
-        if kind(node) is Kind.JOIN and not self._joins_features(node):
-            return (1.0,) * len(operands)
-        if kind(node) in PRODUCTS | {Kind.MATMUL}:
-            x, transparent, has_site = self.known[node] if node in self.known else self._look(node)
-            with_site = [o for o in transparent if has_site[o]]
-            share = (
-                {with_site[0]: 1.0}
-                if len(with_site) == 1
-                else {o: 1 / len(transparent) for o in transparent}
-            )
-            return (
-                (1.0,) * len(operands) if x is None else tuple(share.get(o, 0.0) for o in operands)
-            )
-        whole = self.sums.get(node, node)
-        if whole not in self._shares:
-            self._shares[whole] = self._share(whole)
-        return tuple(
-            self._shares[whole].get(o, 1.0) if o in self.flow.members else 0.0 for o in operands
-        )
-
-    def _share(self, whole: fx.Node) -> dict[fx.Node, float]:
-        """The weights of the terms of a merge; terms that come from inputs apart share nothing."""
-        terms = self.terms.get(whole, [o for o in tensor_inputs(whole) if o in self.flow.members])
+    def _nearest(self, bit: int, terms: tuple[fx.Node, ...]) -> fx.Node | None:
+        """The nearest tensor through which every path from a source to some terms passes."""
+        roots = self.sources.roots(bit)
         x = self.flow.common_dominator(terms)
-        if x is not None:
-            return self._share_from(x, terms, terms, whole)
-        apart: dict[fx.Node, list[fx.Node]] = {}
-        for o in terms:
-            apart.setdefault(self.flow.first(o), []).append(o)
-        share: dict[fx.Node, float] = {}
-        for first, some in apart.items():
-            x = self.flow.common_dominator(some) if len(some) > 1 else first
-            if x is not None and (
-                len(some) > 1 or len(self.flow.inputs[first]) < 2
-            ):  # a term in which inputs meet is whole
-                share |= self._share_from(x, some, terms, whole)
-        return share
-
-    def _share_from(
-        self, x: fx.Node, some: list[fx.Node], terms: list[fx.Node], whole: fx.Node
-    ) -> dict[fx.Node, float]:
-        clear = [o for o in some if self._transparent(x, o)]
-        others = [o for o in some if o not in clear and not self._has_site(x, o)]
-        if len(clear) == 1 and self._is(x, clear[0]):
-            return dict.fromkeys(others, 0.0)
-        brought = Brought(x, some, self.flow, self.axes)
-        if len(some) > 1 and brought.are_apart():
-            return dict.fromkeys(some, 1 / len(some))
-        if not clear:
-            outside = any(self._has_site(x, o) for o in terms)
-            nothing = outside and self._identity_carried_outside(whole)
-            return dict.fromkeys(others, 0.0 if nothing else 1 / max(len(others), 1))
-        bring_more = [o for o in others if not brought.all_in(o, clear)]
-        shared = bool(bring_more) or brought.differ(clear)
-        equal = dict.fromkeys((*clear, *bring_more), 1 / len((*clear, *bring_more)))
-        return dict.fromkeys(others, 0.0) | (equal if shared else {})
-
-    def identity_of(self, contraction: fx.Node) -> fx.Node | None:
-        """The first merge at which the branch of a site meets an operand that is transparent: its
-        skip connection."""
-        for merge in self.merges:
-            x, transparent, _ = self.known[merge]
-            if x is None or not self.flow.reaches(contraction, merge):
-                continue
-            branch = [o for o in transparent if self.flow.reaches(contraction, o)]
-            if any(transparent[o] for o in transparent if o not in branch) and not any(
-                transparent[o] for o in branch
-            ):
-                return merge
-        return None
-
-    def last_stream(
-        self,
-        starts: tuple[fx.Node, ...],
-        contractions: tuple[fx.Node, ...],
-        axes: Mapping[fx.Node, Axes],
-        sizes: tuple[int, ...],
-    ) -> fx.Node | None:
-        """The first node after all the sites that every path to ``starts`` passes through and that
-        still has the stream's token positions."""
-        for node in self.flow.nodes:
-            found = tuple(
-                val(node).shape[i] for i, axis in enumerate(axes.get(node, ())) if is_token(axis)
+        if x is not None and all(self.flow.reaches(root, x) for root in roots):
+            return x
+        if (bit, terms) not in self._roots:
+            reaches = self.flow.reaches
+            between = (
+                n
+                for n in self.flow.nodes
+                if any(reaches(r, n) for r in roots) and any(reaches(n, t) for t in terms)
             )
-            behind = found == sizes and all(self.flow.reaches(c, node) for c in contractions)
-            if behind and all(self.flow.common_dominator([node, s]) is node for s in starts):
-                return node
-        return None
+            self._roots[bit, terms] = Flow(between, set(roots)).common_dominator(terms)
+        return self._roots[bit, terms]
 
-    def _joins_features(self, node: fx.Node) -> bool:
+    def _hold_all(self, x: fx.Node, terms: list[fx.Node]) -> bool:
+        """Whether some terms that are still x hold every token of x at least once."""
+        flow, count = self.flow, self._tokens(x)
+        if count == 1 or any(self._is(x, t) for t in terms):
+            return True
+        if val(x).numel() > LARGEST:
+            return sum(map(self._tokens, terms)) >= count
+        axes = [token_count(a) > 1 for a in self._axes_of(x)]
+        sizes = [n if token else 1 for n, token in zip(val(x).shape, axes, strict=True)]
+        first = torch.arange(1, math.prod(sizes) + 1, dtype=torch.float64).reshape(sizes)
+        places = {x: first.expand(val(x).shape)}
+        held, labels = {x: set(first.flatten().tolist())}, Labels()
+        for node in sorted({n for t in terms for n in flow.between(x, t)}, key=flow.index.get):  # type: ignore[arg-type]
+            inputs = [i for i in flow.inputs[node] if i in held]
+            if not inputs or not keeps_tokens(node, flow):
+                continue
+            held[node] = set().union(*(held[i] for i in inputs))
+            known = {i: places[i] for i in inputs if i in places}
+            pushed = labels.push(node, known) if known and kind(node) in MOVES | FILLS else None
+            if pushed is not None and len(known) == len(flow.inputs[node]):
+                places[node], held[node] = pushed, set(pushed.unique().tolist()) - {0.0}
+            elif len(known) == 1 == len(inputs) and val(node).shape == val(inputs[0]).shape:
+                places[node] = known[inputs[0]]
+        return len(set().union(*(held[t] for t in terms))) >= math.prod(sizes)
+
+    def _is(self, x: fx.Node, term: fx.Node) -> bool:
+        """Whether a term is x but for operations that leave every token where it is."""
+        while (
+            term is not x and kind(term) in ONE_TO_ONE - MOVES and len(self.flow.inputs[term]) == 1
+        ):
+            term = self.flow.inputs[term][0]
+        return term is x
+
+    def _without_factors(self, terms: list[fx.Node]) -> list[fx.Node]:
+        """Products: what is one number for all tokens is a factor, unless nothing else is there."""
+        return [t for t in terms if not self._is_one_for_all(t)] or terms
+
+    def _is_one_for_all(self, term: fx.Node) -> bool:
+        """Whether a tensor has one token, or the same at every token."""
+        while self._tokens(term) > 1:
+            spreads = kind(term) in ONE_TO_ONE or kind(term) is Kind.RESAMPLE
+            if not spreads or len(self.flow.inputs[term]) != 1:
+                return False
+            term = self.flow.inputs[term][0]
+        return True
+
+    def _share_of_heads(self, step: Step, bit: int) -> float | None:
+        """Maps whose results are laid side by side along features before any layer are the heads of
+        one: each counts with its number of heads over the sum of them. ``None`` for other
+        sources."""
+        pieces = self._pieces(step.node)
+        mine = [o for o in pieces if self.sources.bare.get(o, 0) & bit]
+        alone = [o for o in tensor_inputs(step.node) if self.sources.of(o) & bit] == mine
+        if len(pieces) < 2 or len(mine) != 1 or not alone or not self._is_map(bit):
+            return None
+        return self._heads_at(mine[0]) / sum(map(self._heads_at, pieces))
+
+    def _pieces(self, node: fx.Node) -> list[fx.Node]:
+        """The operands of a ``cat`` in which maps are that are in no other."""
+        of, bare = self.sources.of, self.sources.bare
+        terms = [o for o in tensor_inputs(node) if of(o)]
+        maps = sum(bit for bit in set(self.sources.bits.values()) if self._is_map(bit))
+        found = []
+        for i, o in enumerate(terms):
+            others = sum_of_bits(of(t) for k, t in enumerate(terms) if k != i)
+            if bare.get(o, 0) & maps & ~others:
+                found.append(o)
+        return found
+
+    def _heads_at(self, node: fx.Node) -> int:
+        """How many heads lie side by side in a tensor that no layer has read yet."""
+        if node in self.sources.sites:
+            return self.sources.heads(node)
+        if node not in self._heads:
+            above = [i for i in self.flow.inputs[node] if self.sources.bare.get(i, 0)]
+            pieces = self._pieces(node) if kind(node) is Kind.JOIN else []
+            if kind(node) is Kind.JOIN and len(pieces) > 1 and not self._has_places(node):
+                self._heads[node] = sum(map(self._heads_at, pieces))
+            else:
+                self._heads[node] = max(map(self._heads_at, above), default=0)
+        return self._heads[node]
+
+    def _modules(self, step: Step, bit: int) -> float:
+        """Modules that were added and are one projection now count whole: as many as it has output
+        weights. For what comes from an attention map before any layer."""
+        weight = operand(step.node, 1) if len(step.operands) > 1 else None
+        if weight is None or kind(weight) is not Kind.JOIN or not self._is_map(bit):
+            return 1.0
+        if not self.sources.bare.get(step.operands[0], 0) & bit:
+            return 1.0
+        return float(len({_root(w) for w in tensor_inputs(weight)}))
+
+    def _is_map(self, bit: int) -> bool:
+        return self.sources.roots(bit)[0] in self.sources.sites
+
+    # -- tokens
+
+    def _has_places(self, node: fx.Node) -> bool:
+        """Whether each operand takes places of its own: tokens laid one after another, writes."""
+        if kind(node) is not Kind.JOIN:
+            return kind(node) in PLACED
         dims = val(node).dim()
         dim = argument(node, "dim") % max(dims, 1)
-        axis = self.axes.get(node, ((),) * dims)[dim]
-        return dims > 1 and (dim == dims - 1 or (bool(axis) and token_count(axis) == 1))
+        axis = self._axes_of(node)[dim]
+        return dims < 2 or (is_token(axis) if dim == dims - 1 else token_count(axis) > 1)
 
-    def _identity_carried_outside(self, node: fx.Node) -> bool:
-        """Whether an outer sum has this one on the way to an operand, and another operand that
-        carries the identity of what both come from."""
-        for outer in self.merges:
-            x, transparent, has_site = self.known[outer]
-            joins_tokens = kind(outer) is Kind.JOIN and not self._joins_features(outer)
-            if (
-                x is None
-                or joins_tokens
-                or kind(outer) in PRODUCTS
-                or not self.flow.reaches(node, outer)
-                or not self.flow.reaches(x, node)
-            ):
-                continue
-            if self.sums.get(outer, outer) is node:
-                continue
-            holding = [o for o in transparent if self.flow.reaches(node, o)]
-            if (
-                holding
-                and not any(transparent[o] for o in holding)
-                and any(transparent[o] or not has_site[o] for o in transparent if o not in holding)
-            ):
-                return True
-        return False
+    def _tokens(self, node: fx.Node) -> int:
+        return math.prod(map(token_count, self._axes_of(node)))
+
+    def _axes_of(self, node: fx.Node) -> Axes:
+        return self.axes.get(node, ((),) * val(node).dim())
+
+
+def sum_of_bits(sets: object) -> int:
+    """All of several sets."""
+    found = 0
+    for one in sets:  # type: ignore[attr-defined]
+        found |= one
+    return found
+
+
+def _root(weight: fx.Node) -> fx.Node:
+    """The parameter of which a weight is a part."""
+    while weight.op == "call_function" and len(tensor_inputs(weight)) == 1:
+        weight = tensor_inputs(weight)[0]
+    return weight

@@ -11,7 +11,6 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 
 from relprop.operations import Kind, argument, kind, of, operand
-from relprop.rollup.merges import Merges, is_merge
 from relprop.rules.notes import (
     ConvolutionNote,
     FieldNote,
@@ -40,14 +39,12 @@ def rollup_notes(program: Program, flow: Flow, sites: tuple[Site, ...]) -> dict[
         if pools and (masked := _masked(node, flow)) is not None:
             product, axes = masked
             notes[product] = replace(notes[product], weighed=axes)
-    contractions = {site.contraction: site for site in sites}
-    outer = Merges(flow, sites, program.axes)
-    for node, note in list(notes.items()):
-        if node in contractions:
-            axes, transposed = note.token_axes, contractions[node].transposed
-            notes[node] = SiteNote(axes, shape=note.shape, transposed=transposed)
-        elif is_merge(node, flow) or (kind(node) is Kind.MATMUL and len(flow.inputs[node]) > 1):
-            notes[node] = replace(note, carries=outer.carries(node))
+    for site in sites:
+        if site.contraction in notes:
+            note = notes[site.contraction]
+            notes[site.contraction] = SiteNote(
+                note.token_axes, shape=note.shape, transposed=site.transposed
+            )
     return notes
 
 
@@ -162,7 +159,7 @@ def _product(node: fx.Node, program: Program) -> ProductNote:
     rows, columns = (
         axes is not None and len(axes) > 1 and is_token(axes[i]) for axes, i in ((a, -2), (b, -1))
     )
-    over_tokens = any(axis and not any(atom.kind == "feature" for atom in axis) for axis in summed)
+    over_tokens = any(token_count(axis) > 1 for axis in summed)
     mixers = [
         i
         for i, (axes, tokens) in enumerate(((a, rows), (b, columns)))

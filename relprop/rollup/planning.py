@@ -1,22 +1,59 @@
-"""The plan of the roll-up walk: from the target's field to the token tensors, and what it
-refuses."""
+"""The plan of the roll-up walk: from the target's field to the token tensors, which sources a field
+is on its way to, what each operand then carries of it, and what is refused."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from torch import fx
+from torch import Tensor, fx
 
 from relprop.errors import RollUpError, message
-from relprop.plan import Plan, Step, flowing, make_field_plan
+from relprop.operations import kind
+from relprop.plan import Edge, Plan, Step, flowing, make_field_plan
+from relprop.rollup.merges import PLACED, Merges
 from relprop.rollup.notes import rollup_notes
+from relprop.rollup.present import ANY
+from relprop.rollup.sources import Sources
 from relprop.rollup.streams import Stream, streams
+from relprop.rules.fields import Carry, Level, Share, Weight, sharing
 from relprop.rules.mixing import mixed, weighed
-from relprop.rules.notes import FieldNote, LinearNote, ProductNote
+from relprop.rules.notes import (
+    ConvolutionNote,
+    FieldNote,
+    Folded,
+    LinearNote,
+    Note,
+    ProductNote,
+)
 from relprop.rules.presets import PAPER
 from relprop.rules.rollup import ROLLUP
+from relprop.tracer.atoms import Axes, is_token, token_count
 from relprop.tracer.editing import val
+from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site, describe
+
+#: A set of sources, which of the reader's parts it was in there, and its weight.
+_Some = tuple[int, int, Weight]
+
+
+@dataclass(frozen=True)
+class Begin:
+    """How a field begins at a start. ``alike``: for each of its parts the starts that lead to the
+    same sources. ``level``: which of its axes are tokens. ``met``: whether other fields arrive
+    there."""
+
+    alike: tuple[tuple[fx.Node, ...], ...]
+    level: Level
+    met: bool
+
+
+@dataclass(frozen=True)
+class RollUpPlan(Plan):
+    """A plan of fields, and how these begin at its starts."""
+
+    begins: Mapping[fx.Node, Begin] = field(default_factory=dict)
 
 
 def rollup_plan(
@@ -24,16 +61,14 @@ def rollup_plan(
     starts: tuple[fx.Node, ...],
     sites: tuple[Site, ...],
     read: tuple[Stream, ...] | None = None,
-) -> tuple[Plan, tuple[Stream, ...]]:
+) -> tuple[RollUpPlan, tuple[Stream, ...]]:
     """The plan of the roll-up walk from ``starts``, and the streams it reads (all that feed the
     sites, unless given)."""
     flow = flowing(program, PAPER)
     found = streams(program, flow, starts, sites) if read is None else read
-    notes = rollup_notes(program, flow, sites)
-    plan = make_field_plan(program, ROLLUP, starts, frozenset(s.node for s in found), notes)
-    plan = _with_values(replace(plan, steps=_reached(plan, starts, sites)))
+    plan = _planned(program, flow, starts, sites, [s.node for s in found])
     for step in plan.steps:
-        if step.rule is ROLLUP.generic and any(
+        if step.rule.name == ROLLUP.generic.name and any(
             n and val(o).shape != val(step.node).shape
             for o, n in zip(step.operands, step.needed, strict=True)
         ):
@@ -47,6 +82,30 @@ def rollup_plan(
                 )
             )
     return plan, found
+
+
+def rollup_plan_through(program: Program, starts: tuple[fx.Node, ...]) -> RollUpPlan:
+    """The roll-up of a graph without attention (a target callable's), from ``starts`` to its
+    leaves."""
+    leaves = list(program.leaves.values())
+    return _planned(program, flowing(program, PAPER), starts, (), leaves)
+
+
+def _planned(
+    program: Program,
+    flow: Flow,
+    starts: tuple[fx.Node, ...],
+    sites: tuple[Site, ...],
+    ends: list[fx.Node],
+) -> RollUpPlan:
+    notes = rollup_notes(program, flow, sites)
+    plan = make_field_plan(program, ROLLUP, starts, frozenset(ends), notes)
+    plan = _with_values(plan)
+    sources = Sources(plan.steps, flow, sites, ends)
+    merges = Merges(flow, program.axes, sources)
+    steps, begins = _shared(plan, starts, merges)
+    made = (plan.starts, steps, plan.wanted, plan.keep, plan.joined, plan.findings, plan.sites)
+    return RollUpPlan(program, plan.rules, *made, begins=begins)
 
 
 def _with_values(plan: Plan) -> Plan:
@@ -69,29 +128,162 @@ def _with_values(plan: Plan) -> Plan:
     return replace(plan, steps=tuple(steps), keep=frozenset(keep))
 
 
-def rollup_plan_through(program: Program, starts: tuple[fx.Node, ...]) -> Plan:
-    """The roll-up of a graph without attention (a target callable's), from ``starts`` to its
-    leaves."""
-    flow = flowing(program, PAPER)
-    notes = rollup_notes(program, flow, ())
-    plan = make_field_plan(program, ROLLUP, starts, frozenset(program.leaves.values()), notes)
-    return _with_values(replace(plan, steps=_reached(plan, starts, ())))
+# -- parts: sets of sources that agree on all weights so far
 
 
-def _reached(plan: Plan, starts: tuple[fx.Node, ...], sites: tuple[Site, ...]) -> tuple[Step, ...]:
-    """The steps a field arrives at: queries and keys receive nothing, nor does an operand of weight
-    0."""
-    values = {s.contraction: s.values for s in sites}
-    reached, kept = set(starts), []
-    for step in plan.steps:
-        if step.node not in reached:
+def _shared(
+    plan: Plan, starts: tuple[fx.Node, ...], merges: Merges
+) -> tuple[tuple[Step, ...], dict[fx.Node, Begin]]:
+    """The steps that a field arrives at, each with what its operands carry; and how it begins."""
+    sources, step_at = merges.sources, plan.step_at
+    arriving: dict[fx.Node, dict[Edge | None, list[_Some]]] = {}
+    begun = {n: sources.of(n) for n in starts}
+    for node in starts:
+        alike: dict[tuple[fx.Node, ...], int] = {}
+        for bit in _bits(begun[node]):
+            same = tuple(n for n in starts if begun[n] & bit)
+            alike[same] = alike.get(same, 0) | bit
+        arriving.setdefault(node, {})[None] = [(m, k, 1.0) for k, m in enumerate(alike.values())]
+    parts: dict[fx.Node, list[int]] = {}
+    carries: dict[tuple[fx.Node, int], list[_Some]] = {}
+    for node in plan.order:
+        found = arriving.get(node)
+        if found is None or not sources.of(node):
             continue
-        note = step.note if isinstance(step.note, FieldNote) else FieldNote()
-        weights = note.weights(len(step.operands))
-        takes = tuple(
-            n and bool(w) and values.get(step.node, o) is o
-            for o, n, w in zip(step.operands, step.needed, weights, strict=True)
+        ends = node in sources.bits
+        parts[node] = [sources.bits[node]] if ends else _split(sources.of(node), found.values())
+        if node not in step_at or (ends and node not in sources.sites):
+            continue
+        for i, some in _handed_on(step_at[node], parts[node], merges).items():
+            carries[node, i] = some
+            operand = step_at[node].operands[i]
+            arriving.setdefault(operand, {})[node, i] = some
+    steps = []
+    for step in plan.steps:
+        if step.node not in parts:
+            continue
+        shares = tuple(
+            _share(merges, parts, carries.get((step.node, i)), (step.node, o), arriving)
+            for i, o in enumerate(step.operands)
         )
-        reached |= {o for o, t in zip(step.operands, takes, strict=True) if t}
-        kept.append(replace(step, needed=takes))
-    return tuple(kept)
+        needed = tuple(s is not None for s in shares)
+        if not any(needed):
+            continue
+        level = None
+        if kind(step.node) in PLACED and sum(needed) > 1:
+            level, shares = _placed(step, shares, merges)
+        plain = all(s is None or s.is_plain for s in shares)
+        rule = step.rule if plain else sharing(step.rule, shares, level)
+        steps.append(replace(step, rule=rule, needed=needed, note=_present(step, merges)))
+    begins = {
+        node: Begin(
+            tuple(tuple(n for n in starts if begun[n] & m) for m in parts[node]),
+            _level(merges.axes.get(node), tuple(val(node).shape)),
+            len(arriving[node]) > 1,
+        )
+        for node in starts
+        if node in parts
+    }
+    return tuple(steps), begins
+
+
+def _bits(sets: int) -> Iterable[int]:
+    while sets:
+        yield sets & -sets
+        sets &= sets - 1
+
+
+def _split(whole: int, arriving: Iterable[list[_Some]]) -> list[int]:
+    """A set of sources as the largest sets that arrived together everywhere."""
+    parts = [whole]
+    for some in arriving:
+        masks = [mask for mask, _, _ in some]
+        masks.append(whole & ~_all(masks))
+        parts = [m for part in parts for mask in masks if (m := part & mask)]
+    return parts
+
+
+def _all(masks: Iterable[int]) -> int:
+    found = 0
+    for mask in masks:
+        found |= mask
+    return found
+
+
+def _handed_on(step: Step, parts: list[int], merges: Merges) -> dict[int, list[_Some]]:
+    """Which sets of sources go on to each operand, and what that carries of each."""
+    sources, node = merges.sources, step.node
+    taken = [i for i, takes in enumerate(sources.taken[node]) if takes]
+    if node in sources.sites:
+        return {i: [(sources.of(step.operands[i]), 0, 1.0)] for i in taken}
+    found: dict[int, dict[tuple[int, Weight], int]] = {}
+    for k, part in enumerate(parts):
+        for bit in _bits(part):
+            for i, weight in merges.weights(step, bit).items():
+                if weight != 0:
+                    own = found.setdefault(i, {})
+                    own[k, weight] = own.get((k, weight), 0) | bit
+    return {i: [(m, k, w) for (k, w), m in own.items()] for i, own in found.items()}
+
+
+def _share(
+    merges: Merges,
+    parts: Mapping[fx.Node, list[int]],
+    some: list[_Some] | None,
+    edge: tuple[fx.Node, fx.Node],
+    arriving: Mapping[fx.Node, Mapping[Edge | None, list[_Some]]],
+) -> Share | None:
+    """What an operand carries, in its own parts; ``None``: nothing."""
+    node, operand = edge
+    if some is None or operand not in parts:
+        return None
+    of, weights = [], []
+    for part in parts[operand]:
+        found = next(((k, w) for m, k, w in some if m & part), (0, 0.0))
+        of.append(found[0])
+        weights.append(found[1])
+    level = None
+    if len(arriving[operand]) > 1 and isinstance(val(operand), Tensor):
+        level = _level(merges.axes.get(operand), tuple(val(operand).shape))
+    return Share(Carry(len(parts[node]), tuple(of), tuple(weights)), level)
+
+
+def _placed(
+    step: Step, shares: tuple[Share | None, ...], merges: Merges
+) -> tuple[Level, tuple[Share | None, ...]]:
+    """Operands that stand beside each other in one tensor, place by place: where that is at some
+    features of a token and at others, each has its part of them."""
+
+    def level_of(node: fx.Node) -> Level:
+        return _level(merges.axes.get(node), tuple(val(node).shape))
+
+    def features(node: fx.Node) -> int:
+        return math.prod(val(node).shape[i] for i in level_of(node).plain)
+
+    whole = max(features(step.node), 1)
+    own = [
+        s and replace(s, level=level_of(o), placed=features(o) / whole)
+        for s, o in zip(shares, step.operands, strict=True)
+    ]
+    return level_of(step.node), tuple(own)
+
+
+def _level(axes: Axes | None, shape: tuple[int, ...]) -> Level:
+    if axes is None or len(axes) != len(shape):
+        return Level()
+    plain = tuple(i for i, axis in enumerate(axes) if token_count(axis) == 1)
+    mixed = tuple(
+        Folded(i, tuple(a.size for a in axis), tuple(a.kind == "token" for a in axis))
+        for i, axis in enumerate(axes)
+        if token_count(axis) > 1 and not is_token(axis)
+    )
+    return Level(plain, mixed)
+
+
+def _present(step: Step, merges: Merges) -> Note | None:
+    """What is noted of a step, and where windows look at padding that was put there before."""
+    note = step.note
+    if isinstance(note, ConvolutionNote):
+        there = merges.present.at(step.operands[0], ANY)
+        return note if there is None else replace(note, there=there)
+    return note

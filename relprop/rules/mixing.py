@@ -19,7 +19,6 @@ from relprop.rules.fields import (
     spread,
     sum_axis,
     unbroadcast,
-    weighted,
 )
 from relprop.rules.notes import ConvolutionNote, FieldNote, ProductNote
 from relprop.rules.rule import rule
@@ -92,16 +91,20 @@ def convolved(field: Field, call: Call) -> Fields:
         channels, 1, *call.inputs[1].shape[2:], dtype=field.dtype, device=field.device
     )
     options = {**note.options, "groups": channels}
-    covered, pull = torch.func.vjp(
-        lambda x: operation(x, kernel, None, **options),
-        torch.ones(shape[0], channels, *shape[2:], dtype=field.dtype, device=field.device),
-    )  # type: ignore[misc]
+    there = torch.ones((), dtype=field.dtype, device=field.device)
+    there = (there if note.there is None else note.there.to(there)).expand(
+        shape[0], channels, *shape[2:]
+    )
+    covered, pull = torch.func.vjp(lambda x: operation(x, kernel, None, **options), there)  # type: ignore[misc]
     share = torch.where(covered > 0, 1 / torch.where(covered > 0, covered, 1.0), 0.0)
     back = torch.stack(
         [pull(channel * share)[0] for channel in (*(numbers / note.folded * present), present[0])]
     )
-    there = (back[-1:] > 0).to(field.dtype)
-    return (torch.cat([back[:-1], there]), *(None for _ in call.operands[1:]))
+    back = back * there  # padding is no token
+    return (
+        torch.cat([back[:-1], (back[-1:] > 0).to(field.dtype)]),
+        *(None for _ in call.operands[1:]),
+    )
 
 
 @rule(family="rollup", reads="", name="field: tokens mixed by weights")
@@ -123,7 +126,6 @@ def contracted(field: Field, call: Call) -> Fields:
     its |m_qk|/Σ_k|m_qk|, and two operands |a_ik·b_kj|/Σ_k|a_ik·b_kj|."""
     note = call.noted(ProductNote)
     a, b = (x if x.dim() > 1 else x.unsqueeze(-1 if i else 0) for i, x in enumerate(call.inputs))
-    weights = note.carries or tuple(float(o.flows) for o in call.operands)
     shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     field = finer(field, note.shape).reshape(len(field), *shape)
     if note.mixer is not None:
@@ -140,8 +142,8 @@ def contracted(field: Field, call: Call) -> Fields:
         return share if call.inputs[i].dim() > 1 else share.squeeze(-1 if i else -2)
 
     return tuple(
-        of_operand(weighted(s, w), i) if s is not None and w and call.operands[i].flows else None
-        for i, (s, w) in enumerate(zip(shares, weights, strict=True))
+        of_operand(s, i) if s is not None and call.operands[i].flows else None
+        for i, s in enumerate(shares)
     )
 
 

@@ -36,8 +36,7 @@ class Folded:
 
 @dataclass(frozen=True)
 class FieldNote(Note):
-    """For the roll-up: which axes of the result are tokens, and how much of the field each operand
-    carries (``None``: all of it).
+    """For the roll-up: which axes of the result are tokens.
 
     ``shape``: the result's, whose axes a field may have shorter.
     ``adds``: one token of the operand may be several of the result, so their numbers add.
@@ -46,15 +45,10 @@ class FieldNote(Note):
     """
 
     token_axes: tuple[bool, ...] = ()
-    carries: tuple[float, ...] | None = None
     adds: bool = False
     weighed: tuple[int, ...] | None = None
     routed: tuple[Folded, ...] = ()
     shape: tuple[int, ...] = ()
-
-    def weights(self, count: int) -> tuple[float, ...]:
-        """How much of the field each of ``count`` operands carries."""
-        return (1.0,) * count if self.carries is None else self.carries
 
 
 @dataclass(frozen=True)
@@ -84,12 +78,14 @@ class ReductionNote(FieldNote):
 @dataclass(frozen=True)
 class ConvolutionNote(FieldNote):
     """How a convolution's windows lie. ``depthwise``: its channels, if they stay apart, else 1;
-    ``folded``: how many tokens lie in the channels of one position."""
+    ``folded``: how many tokens lie in the channels of one position; ``there``: 0 where its input
+    was padded before."""
 
     convolution: Callable[..., Tensor] | None = None
     options: Mapping[str, object] = field(default_factory=dict)
     depthwise: int = 1
     folded: int = 1
+    there: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, fx
 
 from relprop.errors import OptionError, RollUpError
+from relprop.interpreter import reading
 from relprop.interpreter.batch import Passage, Passing, pending_at
 from relprop.interpreter.points import Points, Seed, behind
-from relprop.interpreter.reading import begun, reading_of
 from relprop.interpreter.walk import Pending, Walk
 from relprop.plan import Plan, Step
-from relprop.rollup import Stream, token_axes, tokens_of
-from relprop.rules.fields import attended_once, of_queries, of_values, taken_once, taken_through
+from relprop.rollup import (
+    Stream,
+    last_stream,
+    skip_of,
+    token_axes,
+    tokens_of,
+)
+from relprop.rules.fields import (
+    attended_once,
+    of_queries,
+    of_values,
+    taken_once,
+    taken_through,
+)
 from relprop.rules.notes import SiteNote
+from relprop.runner.beginning import begun, in_parts, parts_of
 from relprop.runner.matrix_rows import Matrix, MatrixRows
 from relprop.runner.sweep import Sweep
 from relprop.tracer.calls import Values, per_sample
@@ -86,7 +99,7 @@ class RollUp:
     def _rows_at_merge(self, site: Site, matrix: Tensor) -> tuple[fx.Node, Tensor]:
         """Where a site's branch meets its identity, and the sums of its rows, (batch, 1, ...), as
         they lie there."""
-        merge = self.session.merges.identity_of(site.contraction)
+        merge = skip_of(self.session.flow, site)
         rows = matrix.sum(-2 if site.transposed else -1).flatten(1, -2).mean(1)
         tokens = () if merge is None else token_axes(self.program, merge)
         if merge is None or len(tokens) != 1 or val(merge).shape[tokens[0]] != rows.shape[1]:
@@ -110,7 +123,7 @@ class RollUp:
         for marks in self._positions_of(top, like):
             field = torch.cat([marks, torch.ones_like(marks[:1])])
             field = field.expand(self.run.inputs.batch, *field.shape)
-            found = self._walk(plan, {top: field}, {**shared, **scales})
+            found = self._walk(plan, {top: in_parts(plan, top, field)}, {**shared, **scales})
             rows.append(stream.read(found[stream.node]))
         return torch.cat(rows, 1)
 
@@ -125,10 +138,8 @@ class RollUp:
 
     def _top(self) -> fx.Node:
         """The tensor in which the last site's result arrives."""
-        contractions = tuple(s.contraction for s in self.needs.sites)
-        top = self.session.merges.last_stream(
-            tuple(self.start.field), contractions, self.program.axes, self.streams[0].sizes
-        )
+        starts, sizes = tuple(self.start.field), self.streams[0].sizes
+        top = last_stream(self.program, self.session.flow, starts, self.needs.sites, sizes)
         if top is None:
             raise RollUpError(
                 "keep='matrix' needs a token sequence of constant length from the first "
@@ -176,7 +187,8 @@ class RollUp:
         shape, tokens = val(node).shape, token_axes(self.program, node)
         sizes = [shape[i] if i in tokens else 1 for i in range(len(shape))]
         spread = numbers.reshape(len(numbers), 1, *sizes)
-        found = self._walk(plan, {node: torch.cat([spread, torch.ones_like(spread)], 1)}, {})
+        field = in_parts(plan, node, torch.cat([spread, torch.ones_like(spread)], 1))
+        found = self._walk(plan, {node: field}, {})
         return {s.name: self._read(s, found.get(s.node), 1)[:, 0] for s in ends}
 
     # -- what all share
@@ -188,9 +200,10 @@ class RollUp:
         extras: Matrices,
         passages: Mapping[fx.Node, Passage] | None = None,
     ) -> Mapping[fx.Node, Tensor]:
-        known = ((n, reading_of(plan, n)) for n, s in starts.items() if isinstance(s, Points))
+        points = [n for n, seed in starts.items() if isinstance(seed, Points)]
+        known = ((n, reading.reading_of(plan, n)) for n in points)
         readings = {n: r for n, r in known if r is not None and extras.keys().isdisjoint(r.nodes)}
-        whole, first = begun(starts, readings, account=False)
+        whole, first = reading.begun(starts, readings, account=False)
         passages = {**(passages or {}), **first}
         passing = Passing(plan, pending_at(whole), extras, account=False, passages=passages)
         found: dict[fx.Node, Tensor] = {}
@@ -206,7 +219,12 @@ class RollUp:
 
     def _field(self, channels: int) -> dict[fx.Node, Seed]:
         """The start's field behind ``channels`` empty ones."""
-        return {node: behind(f, channels) for node, f in self.start.field.items()}
+        plan = self.plan
+        return {n: behind(f, channels * parts_of(plan, n)) for n, f in self._begun.items()}
+
+    @cached_property
+    def _begun(self) -> dict[fx.Node, Seed]:
+        return begun(self.plan, self.start.field)
 
     def _read(self, stream: Stream, field: Tensor | None, channels: int) -> Tensor:
         """A stream's numbers, (batch, channels, tokens); zeros where no field arrives (what it

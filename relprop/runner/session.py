@@ -27,7 +27,7 @@ from relprop.layout import Layout, lay_out
 from relprop.opening.wrapped import base_model
 from relprop.operations import Kind, kind
 from relprop.plan import Plan, flowing, make_plan
-from relprop.rollup import Merges, Stream, layer_outputs, rollup_plan
+from relprop.rollup import RollUpPlan, Stream, layer_outputs, rollup_plan
 from relprop.rules import PAPER, PRESETS, RuleSet
 from relprop.rules.ruleset import Entry, named, registered
 from relprop.runner.conditions import Conditions
@@ -83,7 +83,7 @@ class Session:
 
     def rollup(
         self, starts: tuple[fx.Node, ...], sites: tuple[Site, ...]
-    ) -> tuple[Plan, tuple[Stream, ...]]:
+    ) -> tuple[RollUpPlan, tuple[Stream, ...]]:
         """The roll-up pass from ``starts`` to the token tensors."""
         return self.kept(
             ("rollup", starts, sites), lambda: rollup_plan(self.program, starts, sites)
@@ -91,7 +91,7 @@ class Session:
 
     def handing_down(
         self, nodes: tuple[fx.Node, ...], sites: tuple[Site, ...], read: tuple[Stream, ...]
-    ) -> Plan:
+    ) -> RollUpPlan:
         """The walk from some tensors to the token tensors of ``read``."""
         return self.kept(
             ("down", nodes, sites, read),
@@ -132,15 +132,6 @@ class Session:
     def flow(self) -> Flow:
         """The program's flowing nodes."""
         return self.kept(("flow",), lambda: flowing(self.program, PAPER))
-
-    @property
-    def merges(self) -> Merges:
-        """What the operands of merges carry."""
-
-        def make() -> Merges:
-            return Merges(self.flow, self.program.sites, self.program.axes)
-
-        return self.kept(("merges",), make)
 
     def constant_lookups(self) -> tuple[str, ...]:
         """Where the ids of an explained input are looked up but not explained."""

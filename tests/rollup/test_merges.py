@@ -61,13 +61,13 @@ def test_there_are_as_many_trees_as_there_should_be():
     ids="+".join,
 )
 def test_the_order_of_three_terms_makes_no_difference(names):
-    """I + M, with the identity from x, or once from the shortcut and the MLP together. Two
-    attentions that read one x are one attention with the heads of both, however its norm is scaled
-    for each: M is the mean over all of them."""
-    x = normal(SAMPLES, TOKENS, 3)
+    """I + A, with the identity from x, or once from the shortcut and the MLP together. Two modules
+    that are added count whole, I + A + B; they are one site with the heads of both, and A + B is
+    twice the mean over all of these."""
+    x, modules = normal(SAMPLES, TOKENS, 3), 1 + ("second" in names)
     for tree in trees(names):
         e = explained(Stack(Block(summed(tree))), x)
-        compare(e, lambda m: ONE + m, READ, heads=all_heads(e))
+        compare(e, lambda m: ONE + modules * m, READ, heads=all_heads(e))
         assert e.blocks[0].gradient[0].numel() == (1 + ("second" in names)) * HEADS * TOKENS**2
 
 
@@ -83,7 +83,7 @@ def test_the_order_of_four_terms_makes_no_difference():
     for tree in trees(["shortcut", "attention", "mlp", "second"])[::3]:
         block.join = summed(tree)
         e = explained(model, x)
-        compare(e, lambda m: ONE + m, READ, heads=all_heads(e))
+        compare(e, lambda m: ONE + 2 * m, READ, heads=all_heads(e))
         found.append(e.scores)
     for other in found[1:]:
         agree(other, found[0])
@@ -132,15 +132,15 @@ SUMS = {
     ),
     "a branch with its own skip": (
         lambda b, x: x + b.gate((y := b.shortcut(x)) + b.attention(y)),
-        lambda i, m: 2 * i + m,
+        lambda i, m: i + m,
     ),
     "cat of a projection": (
         lambda b, x: b.wide(torch.cat([b.shortcut(x), b.attention(x)], -1)),
         lambda i, m: i + m,
     ),
-    "a gate inside a branch is no identity": (
+    "a gate inside a branch is a way of x": (
         lambda b, x: b.gate(x).sigmoid() * b.second(b.norm1(b.shortcut(x) + b.attention(x))),
-        lambda i, m, n: n @ (i + m),
+        lambda i, m, n: i + n @ (i + m),
     ),
     "a gate around a projected shortcut": (
         lambda b, x: b.gate(x).sigmoid() * (b.shortcut(x) + b.attention(x)),
@@ -189,15 +189,15 @@ MERGINGS = {
     "unfold": (lambda b, x: b.wide(x.unfold(1, 2, 2).mT.flatten(2)), PAIRS),
     "the token after it": (lambda b, x: b.wide(torch.cat([x, x.roll(-1, 1)], -1)), NEXT),
     "the mean with the token after it": (lambda b, x: (x + x.roll(-1, 1)) / 2, NEXT),
-    "the first token added to all": (lambda b, x: x + x[:, :1], ONE + ONE[0]),
-    "the same place twice": (lambda b, x: b.wide(torch.cat([x, b.norm1(x)], -1)), 2 * ONE),
+    "the first token added to all": (lambda b, x: x + x[:, :1], (ONE + ONE[0]) / 2),
+    "the same place twice": (lambda b, x: b.wide(torch.cat([x, b.norm1(x)], -1)), ONE),
 }
 
 
 @pytest.mark.parametrize("name", MERGINGS)
 def test_parts_that_bring_different_tokens_share(name):
-    """1/k each where k tokens become one by slices as by a reshape; the first token read by all, or
-    a token that comes twice, is whole."""
+    """1/k each where k tokens become one, by slices as by a reshape; a token that comes twice
+    counts once."""
     join, p = MERGINGS[name]
     blocks = (
         Block(lambda b, x: x + b.attention(x)),

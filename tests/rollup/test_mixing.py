@@ -347,8 +347,8 @@ class Pyramid(nn.Module):
 
 
 def test_stages_joined_on_the_finest_grid():
-    """The branch with the attention is whole, and its identity arrives from the coarse tokens; the
-    projection of x brings it, too: C = I + U(I + M)P."""
+    """The attention counts whole; the identity once, half by the coarse tokens and half by the
+    projection of x: C = I/2 + U(I/2 + M)P."""
     e = explained(Sequence(Pyramid(), pool=lambda x: x[:, 5]), tokens())
     p = on_grid(lambda g: F.avg_pool2d(g, 2), 2)
     u = (
@@ -356,7 +356,7 @@ def test_stages_joined_on_the_finest_grid():
         .reshape(2, N)
         .T
     )
-    compare(e, lambda a, b: (ONE + u @ (eye(2) + b) @ p) @ (ONE + a), ONE[5])
+    compare(e, lambda a, b: (ONE / 2 + u @ (eye(2) / 2 + b) @ p) @ (ONE + a), ONE[5])
 
 
 class Experts(nn.Module):

@@ -75,10 +75,10 @@ OTHER = {
     ),
     "dense skips": (
         lambda b, x: x + (y := x + b.attention(x)) + b.second(y),
-        lambda i, m: i + (i + m[1]) @ (i + m[0]),
+        lambda i, m: (i + m[1]) @ (i + m[0]),
     ),
     "no skip": (lambda b, x: b.attention(x), lambda i, m: m[0]),
-    "skip twice": (lambda b, x: x + (x + b.attention(x)), lambda i, m: 2 * i + m[0]),
+    "skip twice": (lambda b, x: x + (x + b.attention(x)), lambda i, m: i + m[0]),
     "mlp only": (
         lambda b, x: (y := x + b.attention(x)) + b.mlp(b.mlp(y)) + b.shortcut(y),
         lambda i, m: i + m[0],
@@ -196,8 +196,9 @@ class Both(nn.Module):
 
 
 @pytest.mark.parametrize("beside", [lambda b, x: 0, lambda b, x: b.mlp(x) + b.gate(x)])
-def test_two_attentions_of_one_input_are_one_with_the_heads_of_both(beside):
-    """Whatever else stands in the sum."""
+def test_two_modules_that_are_added_count_whole(beside):
+    """x + a(x) + b(x) is I + A + B, twice the mean over the heads of both; heads of one module are
+    a mean, whatever else stands in the sum."""
     apart = Stack(Block(lambda b, x: x + b.attention(x) + beside(b, x) + b.second(x))).double()
     one = Block(lambda b, x: x + b.both(x) + beside(b, x))
     whole = Stack(one)
@@ -207,8 +208,8 @@ def test_two_attentions_of_one_input_are_one_with_the_heads_of_both(beside):
     a, b = explained(whole, x), explained(apart, x)
     assert len(a.blocks) == len(b.blocks) == 1
     agree(a.matrix, check(a, lambda i, m: i + m[0], READ))
-    agree(b.matrix, a.matrix)
-    agree(b.scores, a.scores)
+    agree(b.matrix, 2 * a.matrix - torch.eye(s.TOKENS, dtype=torch.float64))
+    agree(b.scores, 2 * a.scores)
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
