@@ -4,7 +4,7 @@ which a way leads from that source (docs/residual_connections.md)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import fx
@@ -22,7 +22,9 @@ from relprop.tracer.order import Flow
 MERGES = frozenset({Kind.SUM, Kind.PRODUCT, Kind.QUOTIENT, Kind.JOIN, Kind.EXTREMUM, Kind.CHOICE})
 PRODUCTS = frozenset({Kind.PRODUCT, Kind.QUOTIENT})
 #: At each place one operand stands, which the rule finds: nothing is shared.
-PLACED = frozenset(MOVES | FILLS | {Kind.EXTREMUM}) - {Kind.JOIN}
+PLACED = frozenset(MOVES | FILLS) - {Kind.JOIN}
+#: Merges in which some operand can be what the others were made from: a skip connection.
+SKIPPED = frozenset({Kind.JOIN, Kind.EXTREMUM})
 #: One token each: neither a layer, nor pooling, nor a product of two activations.
 ONE_TO_ONE = (
     MOVES
@@ -102,19 +104,29 @@ class Merges:
         if node in self.sums:
             terms = self.terms[self.sums[node]]
             counted = self._after_skips([t for t in terms if self.sources.of(t) & bit], bit)
-            own = {i: step.operands[i] for i in reached}
-            return {i: self._part(o, counted, bit) if o in terms else 1.0 for i, o in own.items()}
+            return {i: self._of_sum(step.operands[i], terms, counted, bit) for i in reached}
         if kind(node) is Kind.LINEAR:
-            return dict.fromkeys(reached, self._modules(step, bit))
+            return dict.fromkeys(reached, self._modules(node, bit))
         if self._has_places(node):
             return dict.fromkeys(reached, 1.0)
-        if kind(node) is Kind.JOIN and (share := self._share_of_heads(step, bit)) is not None:
-            return dict.fromkeys(reached, share)
+        if kind(node) is Kind.JOIN:
+            beside = [(o, o) for o, takes in zip(step.operands, taken, strict=True) if takes]
+            if (share := self._share_of_heads(beside, bit)) is not None:
+                return dict.fromkeys(reached, share)
         terms = [step.operands[i] for i in reached]
         if len(terms) > 1:
-            joins = kind(node) is Kind.JOIN
-            terms = self._after_skips(terms, bit) if joins else self._without_factors(terms)
+            skipped = kind(node) in SKIPPED
+            terms = self._after_skips(terms, bit) if skipped else self._without_factors(terms)
         return {i: self._part(step.operands[i], terms, bit) for i in reached}
+
+    def _of_sum(
+        self, term: fx.Node, terms: list[fx.Node], counted: list[fx.Node], bit: int
+    ) -> Weight:
+        """What a term of a sum carries; a sum that is part of this one has terms of its own."""
+        if term not in terms:
+            return 1.0
+        share = self._share_of_heads(self._cut_weight(term, terms), bit)
+        return self._part(term, counted, bit) if share is None else share
 
     def _part(self, term: fx.Node, terms: list[fx.Node], bit: int) -> Weight:
         """1/k of the k terms that are there, place by place where some are not everywhere."""
@@ -210,28 +222,34 @@ class Merges:
             term = self.flow.inputs[term][0]
         return True
 
-    def _share_of_heads(self, step: Step, bit: int) -> float | None:
-        """Maps whose results are laid side by side along features before any layer are the heads of
-        one: each counts with its number of heads over the sum of them. ``None`` for other
-        sources."""
-        pieces = self._pieces(step.node)
-        mine = [o for o in pieces if self.sources.bare.get(o, 0) & bit]
-        alone = [o for o in tensor_inputs(step.node) if self.sources.of(o) & bit] == mine
-        if len(pieces) < 2 or len(mine) != 1 or not alone or not self._is_map(bit):
+    def _share_of_heads(self, terms: Sequence[tuple[fx.Node, fx.Node]], bit: int) -> float | None:
+        """Maps whose results lie side by side before any layer are the heads of one: each counts
+        with its number of heads over the sum of them. ``None`` for other sources. ``terms``: what
+        lies side by side, and each before the part of one output weight that reads it."""
+        mine = [o for t, o in terms if self.sources.of(t) & bit]
+        pieces = self._pieces(terms)
+        if len(mine) != 1 or mine[0] not in pieces or not self._is_map(bit):
+            return None
+        if not self.sources.bare.get(mine[0], 0) & bit:
             return None
         return self._heads_at(mine[0]) / sum(map(self._heads_at, pieces))
 
-    def _pieces(self, node: fx.Node) -> list[fx.Node]:
-        """The operands of a ``cat`` in which maps are that are in no other."""
-        of, bare = self.sources.of, self.sources.bare
-        terms = [o for o in tensor_inputs(node) if of(o)]
-        maps = sum(bit for bit in set(self.sources.bits.values()) if self._is_map(bit))
+    def _pieces(self, terms: Sequence[tuple[fx.Node, fx.Node]]) -> list[fx.Node]:
+        """The tensors, if in each of several are maps that are in no other; maps from before what
+        all of them branch off from do not count."""
+        sources, flow = self.sources, self.flow
+        x = flow.common_dominator(o for _, o in terms) if terms else None
+        maps = sum_of_bits(
+            bit
+            for node, bit in sources.bits.items()
+            if node in sources.sites and (x is None or (x is not node and flow.reaches(x, node)))
+        )
         found = []
-        for i, o in enumerate(terms):
-            others = sum_of_bits(of(t) for k, t in enumerate(terms) if k != i)
-            if bare.get(o, 0) & maps & ~others:
+        for i, (_, o) in enumerate(terms):
+            others = sum_of_bits(sources.of(t) for k, (t, _) in enumerate(terms) if k != i)
+            if sources.bare.get(o, 0) & maps & ~others:
                 found.append(o)
-        return found
+        return found if len(found) == len(terms) > 1 else []
 
     def _heads_at(self, node: fx.Node) -> int:
         """How many heads lie side by side in a tensor that no layer has read yet."""
@@ -239,22 +257,50 @@ class Merges:
             return self.sources.heads(node)
         if node not in self._heads:
             above = [i for i in self.flow.inputs[node] if self.sources.bare.get(i, 0)]
-            pieces = self._pieces(node) if kind(node) is Kind.JOIN else []
-            if kind(node) is Kind.JOIN and len(pieces) > 1 and not self._has_places(node):
-                self._heads[node] = sum(map(self._heads_at, pieces))
-            else:
-                self._heads[node] = max(map(self._heads_at, above), default=0)
+            beside = kind(node) is Kind.JOIN and not self._has_places(node)
+            pieces = self._pieces([(o, o) for o in above]) if beside else []
+            heads = list(map(self._heads_at, pieces or above))
+            self._heads[node] = sum(heads) if pieces else max(heads, default=0)
         return self._heads[node]
 
-    def _modules(self, step: Step, bit: int) -> float:
-        """Modules that were added and are one projection now count whole: as many as it has output
-        weights. For what comes from an attention map before any layer."""
-        weight = operand(step.node, 1) if len(step.operands) > 1 else None
-        if weight is None or kind(weight) is not Kind.JOIN or not self._is_map(bit):
+    def _cut_weight(self, term: fx.Node, terms: list[fx.Node]) -> list[tuple[fx.Node, fx.Node]]:
+        """The terms of a sum that are layers with parts of one output weight, ``term``'s among
+        them."""
+        layers = {t: layer for t in terms if (layer := self._layer(t)) is not None}
+        own = layers.get(term)
+        same = (
+            []
+            if own is None
+            else [
+                (t, operand(layer))
+                for t, layer in layers.items()
+                if _root(operand(layer, 1)) is _root(operand(own, 1))
+            ]
+        )
+        return same if len(same) > 1 else []
+
+    def _layer(self, term: fx.Node) -> fx.Node | None:
+        """The linear layer whose result a term is, if it is one."""
+        while kind(term) is not Kind.LINEAR:
+            if len(self.flow.inputs[term]) != 1 or not keeps_tokens(term, self.flow):
+                return None
+            term = self.flow.inputs[term][0]
+        return term
+
+    def _modules(self, layer: fx.Node, bit: int) -> float:
+        """Modules that were added, and are one module with one projection now, count whole: as many
+        as it has output weights. For what comes from an attention map before any layer."""
+        count = _weights_of(layer)
+        if count < 2 or not self._is_map(bit) or not self.sources.bare[operand(layer)] & bit:
             return 1.0
-        if not self.sources.bare.get(step.operands[0], 0) & bit:
-            return 1.0
-        return float(len({_root(w) for w in tensor_inputs(weight)}))
+        left = [self.sources.sites[self.sources.roots(bit)[0]].attention]
+        while left:  # the layers that make the map: it has the heads of as many modules
+            node = left.pop()
+            if kind(node) is not Kind.LINEAR:
+                left += self.flow.inputs.get(node, ())
+            elif _weights_of(node) == count:
+                return float(count)
+        return 1.0
 
     def _is_map(self, bit: int) -> bool:
         return self.sources.roots(bit)[0] in self.sources.sites
@@ -283,6 +329,14 @@ def sum_of_bits(sets: object) -> int:
     for one in sets:  # type: ignore[attr-defined]
         found |= one
     return found
+
+
+def _weights_of(layer: fx.Node) -> int:
+    """How many parameters a layer's weight was joined of."""
+    weight = operand(layer, 1)
+    while kind(weight) in MOVES and len(tensor_inputs(weight)) == 1:
+        weight = tensor_inputs(weight)[0]
+    return len({_root(w) for w in tensor_inputs(weight)}) if kind(weight) is Kind.JOIN else 1
 
 
 def _root(weight: fx.Node) -> fx.Node:

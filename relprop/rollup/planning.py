@@ -179,7 +179,7 @@ def _shared(
         node: Begin(
             tuple(tuple(n for n in starts if begun[n] & m) for m in parts[node]),
             _level(merges.axes.get(node), tuple(val(node).shape)),
-            len(arriving[node]) > 1,
+            len(arriving[node]) > 1 or node in sources.sites,
         )
         for node in starts
         if node in parts
@@ -243,7 +243,8 @@ def _share(
         of.append(found[0])
         weights.append(found[1])
     level = None
-    if len(arriving[operand]) > 1 and isinstance(val(operand), Tensor):
+    meets = len(arriving[operand]) > 1 or operand in merges.sources.sites
+    if meets and isinstance(val(operand), Tensor):
         level = _level(merges.axes.get(operand), tuple(val(operand).shape))
     return Share(Carry(len(parts[node]), tuple(of), tuple(weights)), level)
 

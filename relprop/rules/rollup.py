@@ -101,7 +101,7 @@ INVERSES: tuple[tuple[Key, Inverse], ...] = (
     (aten.flip, coarse.flipped),
 )
 REDUCED = (Kind.TOTAL, Kind.STATISTIC)
-ROUTED = (Kind.EXTREMUM, Kind.LARGEST, Kind.MAX_POOL, Kind.PICK)
+ROUTED = (Kind.LARGEST, Kind.MAX_POOL, Kind.PICK)
 EVEN = (Kind.SCAN, Kind.AVERAGE_POOL, Kind.RESAMPLE, Kind.FOLD, Kind.INDEXED_SUM)
 
 ROLLUP = RuleSet(
@@ -109,7 +109,7 @@ ROLLUP = RuleSet(
     table(
         (
             (STOPS, stop),
-            ((*CARRIED, *PRODUCTS, Kind.SUM), merge),
+            ((*CARRIED, *PRODUCTS, Kind.SUM, Kind.EXTREMUM), merge),
             ((Kind.EXPAND,), expanded),
             ((Kind.GATHER, Kind.INDEX), Rule(_routed, FIELD_MOVE, "rollup", frozenset())),
             ((aten.pixel_shuffle,), Rule(_shuffled, FIELD_MOVE, "rollup", frozenset())),

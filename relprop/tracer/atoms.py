@@ -43,18 +43,21 @@ class Atom:
 
     ``position``: whatever its group is, it numbers tokens (of k that were made of each, or laid
     beside each). ``repeated``: its positions hold one and the same thing, or are those of something
-    that was laid beside it.
+    that was laid beside it. ``of``: what it was cut from, or is made
+    of by weights.
     """
 
     size: int
     group: Group = field(default_factory=Group)
     position: bool = False
     repeated: bool = False
+    of: Axis = ()
 
     @property
     def kind(self) -> Made:
         """What its positions are."""
-        return "token" if self.position else self.group.root().kind
+        made = bool(self.of) and all(atom.kind == "token" for atom in self.of)
+        return "token" if self.position or made else self.group.root().kind
 
 
 Axis = tuple[Atom, ...]
@@ -76,7 +79,7 @@ def fresh(size: int, kind: Made = "unknown", like: Axis | None = None) -> Axis:
     if size == 1:
         return ()
     repeated = like is not None and all(a.repeated for a in like)
-    atom = Atom(size, Group(kind), repeated=repeated)
+    atom = Atom(size, Group(kind), repeated=repeated, of=like or ())
     # of tokens × features (routed to experts, shifted positions): tokens
     for other in [a for a in like or () if a.kind != "feature"] or like or ():
         other.group.join(atom.group)

@@ -83,7 +83,10 @@ def _linear(node: fx.Node, axes: Axes) -> Axes:
     features = any(a.kind == "feature" for axis in axes[:-1] for a in axis)
     if last and features and not any(a.kind == "feature" for a in last):
         return (*axes[:-1], fresh(size, like=last))
-    return (*axes[:-1], fresh(size, "feature"))
+    made = fresh(size, "feature")
+    for atom in made:
+        atom.of = last
+    return (*axes[:-1], made)
 
 
 def _conv(node: fx.Node, axes: Axes) -> Axes:
