@@ -29,7 +29,7 @@ from relprop.rules.notes import (
 )
 from relprop.rules.presets import PAPER
 from relprop.rules.rollup import ROLLUP
-from relprop.tracer.atoms import Axes, is_token, token_count
+from relprop.tracer.atoms import Axes
 from relprop.tracer.editing import val
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site, describe
@@ -272,11 +272,14 @@ def _placed(
 def _level(axes: Axes | None, shape: tuple[int, ...]) -> Level:
     if axes is None or len(axes) != len(shape):
         return Level()
-    plain = tuple(i for i, axis in enumerate(axes) if token_count(axis) == 1)
+    of_features = [
+        [a.kind == "feature" for a in axis] for axis in axes
+    ]  # what is unknown may be tokens
+    plain = tuple(i for i, features in enumerate(of_features) if all(features))
     mixed = tuple(
-        Folded(i, tuple(a.size for a in axis), tuple(a.kind == "token" for a in axis))
-        for i, axis in enumerate(axes)
-        if token_count(axis) > 1 and not is_token(axis)
+        Folded(i, tuple(a.size for a in axes[i]), tuple(not feature for feature in features))
+        for i, features in enumerate(of_features)
+        if any(features) and not all(features)
     )
     return Level(plain, mixed)
 
