@@ -119,6 +119,11 @@ class ZeroScoresWarning(RelpropWarning):
     positive is left there."""
 
 
+class RollUpWarning(RelpropWarning):
+    """What residual connections alone leave of an input sums to more than 1: tokens were taken for
+    features somewhere, and are counted more than once."""
+
+
 class CompletenessWarning(RelpropWarning):
     """Scores that should sum to the change of the output do not: too few steps, or rounding."""
 

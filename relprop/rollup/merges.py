@@ -12,7 +12,7 @@ from torch import fx
 from relprop.operations import FILLS, MOVES, Kind, argument, kind, operand
 from relprop.plan import Step
 from relprop.rollup.present import Present
-from relprop.rollup.sources import Sources
+from relprop.rollup.sources import Sources, all_of
 from relprop.rules.fields import Places, Weight
 from relprop.tracer.atoms import Axes, is_token, token_count
 from relprop.tracer.editing import tensor_inputs, val
@@ -239,14 +239,14 @@ class Merges:
         all of them branch off from do not count."""
         sources, flow = self.sources, self.flow
         x = flow.common_dominator(o for _, o in terms) if terms else None
-        maps = sum_of_bits(
+        maps = all_of(
             bit
             for node, bit in sources.bits.items()
             if node in sources.sites and (x is None or (x is not node and flow.reaches(x, node)))
         )
         found = []
         for i, (_, o) in enumerate(terms):
-            others = sum_of_bits(sources.of(t) for k, (t, _) in enumerate(terms) if k != i)
+            others = all_of(sources.of(t) for k, (t, _) in enumerate(terms) if k != i)
             if sources.bare.get(o, 0) & maps & ~others:
                 found.append(o)
         return found if len(found) == len(terms) > 1 else []
@@ -321,14 +321,6 @@ class Merges:
 
     def _axes_of(self, node: fx.Node) -> Axes:
         return self.axes.get(node, ((),) * val(node).dim())
-
-
-def sum_of_bits(sets: object) -> int:
-    """All of several sets."""
-    found = 0
-    for one in sets:  # type: ignore[attr-defined]
-        found |= one
-    return found
 
 
 def _weights_of(layer: fx.Node) -> int:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor, fx
 
 from relprop.errors import RollUpError, message
-from relprop.operations import kind
-from relprop.plan import Edge, Plan, Step, flowing, make_field_plan
+from relprop.operations import Kind, kind
+from relprop.plan import Plan, Step, flowing, make_field_plan
 from relprop.rollup.merges import PLACED, Merges
 from relprop.rollup.notes import rollup_notes
 from relprop.rollup.present import ANY
-from relprop.rollup.sources import Sources
+from relprop.rollup.sources import Sources, all_of, bits_of
 from relprop.rollup.streams import Stream, streams
 from relprop.rules.fields import Carry, Level, Share, Weight, sharing
 from relprop.rules.mixing import mixed, weighed
@@ -24,18 +24,18 @@ from relprop.rules.notes import (
     FieldNote,
     Folded,
     LinearNote,
-    Note,
     ProductNote,
 )
 from relprop.rules.presets import PAPER
 from relprop.rules.rollup import ROLLUP
-from relprop.tracer.atoms import Axes
 from relprop.tracer.editing import val
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site, describe
 
 #: A set of sources, which of the reader's parts it was in there, and its weight.
 _Some = tuple[int, int, Weight]
+#: An operand of a node, by its position.
+_Place = tuple[fx.Node, int]
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,9 @@ def _planned(
     plan = _with_values(plan)
     sources = Sources(plan.steps, flow, sites, ends)
     merges = Merges(flow, program.axes, sources)
-    steps, begins = _shared(plan, starts, merges)
+    parts = _Parts(plan, starts, merges)
+    steps = tuple(s for step in plan.steps if (s := parts.step(step)) is not None)
+    begins = {n: parts.begin(n, starts) for n in starts if n in parts.at}
     made = (plan.starts, steps, plan.wanted, plan.keep, plan.joined, plan.findings, plan.sites)
     return RollUpPlan(program, plan.rules, *made, begins=begins)
 
@@ -131,66 +133,101 @@ def _with_values(plan: Plan) -> Plan:
 # -- parts: sets of sources that agree on all weights so far
 
 
-def _shared(
-    plan: Plan, starts: tuple[fx.Node, ...], merges: Merges
-) -> tuple[tuple[Step, ...], dict[fx.Node, Begin]]:
-    """The steps that a field arrives at, each with what its operands carry; and how it begins."""
-    sources, step_at = merges.sources, plan.step_at
-    arriving: dict[fx.Node, dict[Edge | None, list[_Some]]] = {}
-    begun = {n: sources.of(n) for n in starts}
-    for node in starts:
-        alike: dict[tuple[fx.Node, ...], int] = {}
-        for bit in _bits(begun[node]):
-            same = tuple(n for n in starts if begun[n] & bit)
-            alike[same] = alike.get(same, 0) | bit
-        arriving.setdefault(node, {})[None] = [(m, k, 1.0) for k, m in enumerate(alike.values())]
-    parts: dict[fx.Node, list[int]] = {}
-    carries: dict[tuple[fx.Node, int], list[_Some]] = {}
-    for node in plan.order:
-        found = arriving.get(node)
-        if found is None or not sources.of(node):
-            continue
-        ends = node in sources.bits
-        parts[node] = [sources.bits[node]] if ends else _split(sources.of(node), found.values())
-        if node not in step_at or (ends and node not in sources.sites):
-            continue
-        for i, some in _handed_on(step_at[node], parts[node], merges).items():
-            carries[node, i] = some
-            operand = step_at[node].operands[i]
-            arriving.setdefault(operand, {})[node, i] = some
-    steps = []
-    for step in plan.steps:
-        if step.node not in parts:
-            continue
-        shares = tuple(
-            _share(merges, parts, carries.get((step.node, i)), (step.node, o), arriving)
-            for i, o in enumerate(step.operands)
-        )
-        needed = tuple(s is not None for s in shares)
-        if not any(needed):
-            continue
+class _Parts:
+    """Which parts a field has at each node, and what goes on of them along each edge."""
+
+    def __init__(self, plan: Plan, starts: tuple[fx.Node, ...], merges: Merges) -> None:
+        self.merges, self.sources = merges, merges.sources
+        self.at: dict[fx.Node, list[int]] = {}
+        self.arriving: dict[fx.Node, dict[_Place | None, list[_Some]]] = {}
+        for node in starts:
+            alike: dict[tuple[fx.Node, ...], int] = {}
+            for bit in bits_of(self.sources.of(node)):
+                same = tuple(n for n in starts if self.sources.of(n) & bit)
+                alike[same] = alike.get(same, 0) | bit
+            begun: list[_Some] = [(mask, k, 1.0) for k, mask in enumerate(alike.values())]
+            self.arriving.setdefault(node, {})[None] = begun
+        for node in plan.order:
+            if node in self.arriving and self.sources.of(node):
+                self._pass(node, plan.step_at.get(node))
+
+    def _pass(self, node: fx.Node, step: Step | None) -> None:
+        """What arrives at a node in parts, and what goes on."""
+        sources, ends = self.sources, node in self.sources.bits
+        arrived = self.arriving[node].values()
+        self.at[node] = [sources.bits[node]] if ends else _split(sources.of(node), arrived)
+        if step is not None and (not ends or node in sources.sites):
+            for i, some in _handed_on(step, self.at[node], self.merges).items():
+                self.arriving.setdefault(step.operands[i], {})[node, i] = some
+
+    def step(self, step: Step) -> Step | None:
+        """A step with what its operands carry; ``None``: no field arrives, or none goes on."""
+        if step.node not in self.at:
+            return None
+        shares = tuple(self._share(step.node, i, o) for i, o in enumerate(step.operands))
         level = None
-        if kind(step.node) in PLACED and sum(needed) > 1:
-            level, shares = _placed(step, shares, merges)
+        if kind(step.node) in PLACED and sum(s is not None for s in shares) > 1:
+            level, shares = self._placed(step, shares)
+        needed = tuple(s is not None for s in shares)
         plain = all(s is None or s.is_plain for s in shares)
         rule = step.rule if plain else sharing(step.rule, shares, level)
-        steps.append(replace(step, rule=rule, needed=needed, note=_present(step, merges)))
-    begins = {
-        node: Begin(
-            tuple(tuple(n for n in starts if begun[n] & m) for m in parts[node]),
-            _level(merges.axes.get(node), tuple(val(node).shape)),
-            len(arriving[node]) > 1 or node in sources.sites,
+        note = step.note
+        if isinstance(
+            note, ConvolutionNote
+        ):  # windows may look at padding that was put there before
+            note = replace(note, there=self.merges.present.at(step.operands[0], ANY))
+        return replace(step, rule=rule, needed=needed, note=note) if any(needed) else None
+
+    def begin(self, node: fx.Node, starts: tuple[fx.Node, ...]) -> Begin:
+        """How a field begins at a start."""
+        of = self.sources.of
+        alike = tuple(tuple(n for n in starts if of(n) & mask) for mask in self.at[node])
+        return Begin(alike, self.level(node), self._meets(node))
+
+    def _meets(self, node: fx.Node) -> bool:
+        """Whether several fields arrive at a node, or one that has heads."""
+        return len(self.arriving[node]) > 1 or node in self.sources.sites
+
+    def _share(self, node: fx.Node, i: int, operand: fx.Node) -> Share | None:
+        """What an operand carries, in its own parts; ``None``: nothing."""
+        some = self.arriving.get(operand, {}).get((node, i))
+        if some is None or operand not in self.at:
+            return None
+        found = [
+            next(((k, w) for mask, k, w in some if mask & part), (0, 0.0))
+            for part in self.at[operand]
+        ]
+        of, weights = tuple(k for k, _ in found), tuple(w for _, w in found)
+        meets = self._meets(operand) and isinstance(val(operand), Tensor)
+        carry = Carry(len(self.at[node]), of, weights)
+        return Share(carry, self.level(operand) if meets else None)
+
+    def _placed(
+        self, step: Step, shares: tuple[Share | None, ...]
+    ) -> tuple[Level, tuple[Share | None, ...]]:
+        """Operands that stand beside each other in one tensor, place by place: where that is at
+        some features of a token and at others, each has its part of them."""
+
+        def features(node: fx.Node) -> int:
+            return math.prod(val(node).shape[i] for i in self.level(node).plain)
+
+        whole = max(features(step.node), 1)
+        own = [
+            s and replace(s, level=self.level(o), placed=features(o) / whole)
+            for s, o in zip(shares, step.operands, strict=True)
+        ]
+        return self.level(step.node), tuple(own)
+
+    def level(self, node: fx.Node) -> Level:
+        """Which axes of a tensor hold features alone; what is unknown may be tokens."""
+        axes = self.merges.axes.get(node, ())
+        features = [[a.kind == "feature" for a in axis] for axis in axes]
+        mixed = tuple(
+            Folded(i, tuple(a.size for a in axes[i]), tuple(not f for f in own))
+            for i, own in enumerate(features)
+            if any(own) and not all(own)
         )
-        for node in starts
-        if node in parts
-    }
-    return tuple(steps), begins
-
-
-def _bits(sets: int) -> Iterable[int]:
-    while sets:
-        yield sets & -sets
-        sets &= sets - 1
+        return Level(tuple(i for i, own in enumerate(features) if all(own)), mixed)
 
 
 def _split(whole: int, arriving: Iterable[list[_Some]]) -> list[int]:
@@ -198,16 +235,9 @@ def _split(whole: int, arriving: Iterable[list[_Some]]) -> list[int]:
     parts = [whole]
     for some in arriving:
         masks = [mask for mask, _, _ in some]
-        masks.append(whole & ~_all(masks))
+        masks.append(whole & ~all_of(masks))
         parts = [m for part in parts for mask in masks if (m := part & mask)]
     return parts
-
-
-def _all(masks: Iterable[int]) -> int:
-    found = 0
-    for mask in masks:
-        found |= mask
-    return found
 
 
 def _handed_on(step: Step, parts: list[int], merges: Merges) -> dict[int, list[_Some]]:
@@ -216,78 +246,13 @@ def _handed_on(step: Step, parts: list[int], merges: Merges) -> dict[int, list[_
     taken = [i for i, takes in enumerate(sources.taken[node]) if takes]
     if node in sources.sites:
         return {i: [(sources.of(step.operands[i]), 0, 1.0)] for i in taken}
+    if len(taken) == 1 and kind(node) not in (Kind.LINEAR, Kind.JOIN, Kind.SUM):
+        return {taken[0]: [(mask, k, 1.0) for k, mask in enumerate(parts)]}
     found: dict[int, dict[tuple[int, Weight], int]] = {}
     for k, part in enumerate(parts):
-        for bit in _bits(part):
+        for bit in bits_of(part):
             for i, weight in merges.weights(step, bit).items():
                 if weight != 0:
                     own = found.setdefault(i, {})
                     own[k, weight] = own.get((k, weight), 0) | bit
     return {i: [(m, k, w) for (k, w), m in own.items()] for i, own in found.items()}
-
-
-def _share(
-    merges: Merges,
-    parts: Mapping[fx.Node, list[int]],
-    some: list[_Some] | None,
-    edge: tuple[fx.Node, fx.Node],
-    arriving: Mapping[fx.Node, Mapping[Edge | None, list[_Some]]],
-) -> Share | None:
-    """What an operand carries, in its own parts; ``None``: nothing."""
-    node, operand = edge
-    if some is None or operand not in parts:
-        return None
-    of, weights = [], []
-    for part in parts[operand]:
-        found = next(((k, w) for m, k, w in some if m & part), (0, 0.0))
-        of.append(found[0])
-        weights.append(found[1])
-    level = None
-    meets = len(arriving[operand]) > 1 or operand in merges.sources.sites
-    if meets and isinstance(val(operand), Tensor):
-        level = _level(merges.axes.get(operand), tuple(val(operand).shape))
-    return Share(Carry(len(parts[node]), tuple(of), tuple(weights)), level)
-
-
-def _placed(
-    step: Step, shares: tuple[Share | None, ...], merges: Merges
-) -> tuple[Level, tuple[Share | None, ...]]:
-    """Operands that stand beside each other in one tensor, place by place: where that is at some
-    features of a token and at others, each has its part of them."""
-
-    def level_of(node: fx.Node) -> Level:
-        return _level(merges.axes.get(node), tuple(val(node).shape))
-
-    def features(node: fx.Node) -> int:
-        return math.prod(val(node).shape[i] for i in level_of(node).plain)
-
-    whole = max(features(step.node), 1)
-    own = [
-        s and replace(s, level=level_of(o), placed=features(o) / whole)
-        for s, o in zip(shares, step.operands, strict=True)
-    ]
-    return level_of(step.node), tuple(own)
-
-
-def _level(axes: Axes | None, shape: tuple[int, ...]) -> Level:
-    if axes is None or len(axes) != len(shape):
-        return Level()
-    of_features = [
-        [a.kind == "feature" for a in axis] for axis in axes
-    ]  # what is unknown may be tokens
-    plain = tuple(i for i, features in enumerate(of_features) if all(features))
-    mixed = tuple(
-        Folded(i, tuple(a.size for a in axes[i]), tuple(not feature for feature in features))
-        for i, features in enumerate(of_features)
-        if any(features) and not all(features)
-    )
-    return Level(plain, mixed)
-
-
-def _present(step: Step, merges: Merges) -> Note | None:
-    """What is noted of a step, and where windows look at padding that was put there before."""
-    note = step.note
-    if isinstance(note, ConvolutionNote):
-        there = merges.present.at(step.operands[0], ANY)
-        return note if there is None else replace(note, there=there)
-    return note

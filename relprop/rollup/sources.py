@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+from operator import or_
 
 from torch import fx
 
@@ -87,3 +89,15 @@ class Sources:
     def heads(self, node: fx.Node) -> int:
         """How many heads the map of a site has."""
         return math.prod(val(self.sites[node].attention).shape[:-2])
+
+
+def bits_of(sets: int) -> Iterator[int]:
+    """The sources of a set, one by one."""
+    while sets:
+        yield sets & -sets
+        sets &= sets - 1
+
+
+def all_of(sets: Iterable[int]) -> int:
+    """The sources of several sets."""
+    return reduce(or_, sets, 0)

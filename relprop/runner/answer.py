@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from relprop.errors import OptionError, RelpropError, ZeroScoresWarning, warn
+from relprop.errors import OptionError, RelpropError, RollUpWarning, ZeroScoresWarning, warn
 from relprop.explanation import Block, Explanation, TokenScores
 from relprop.interpreter.ledger import Ledger
 from relprop.rollup import Stream
@@ -28,6 +28,8 @@ from relprop.targets import Start
 from relprop.tracer.editing import val
 
 NO_RULES = "none"
+#: How far rounding takes a sum of shares from 1.
+TOO_MUCH = 1e-3
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,20 @@ def check_numbers(
         _refuse_nonfinite(scores, numbers.ledger)
     if over_attention:
         _warn_of_nothing(numbers, moves)
+        _warn_of_more_than_all(numbers.pairs)
+
+
+def _warn_of_more_than_all(pairs: Pairs) -> None:
+    """The identity of one input sums to 1 at most, whatever the model's residual connections."""
+    for name, (_, identity) in pairs.items():
+        most = float(identity.flatten(1).sum(1).max()) if identity.numel() else 0.0
+        if most > 1 + TOO_MUCH:
+            fact = (
+                f"what residual connections alone leave of input {name!r} sums to {most:.4g}, at "
+                "most 1 is right: somewhere tokens were taken for features"
+            )
+            then = ["method='lrp' and the others at the input do not roll up"]
+            warn(RollUpWarning(fact, then=then))
 
 
 # -- over attention

@@ -37,21 +37,24 @@ def test_every_row_is_the_definitions(first):
 # -- what the definition's page works out
 
 
-def every_place(model, inputs, tokens):
-    """Of each input scores and identity, (tokens of the model's result, tokens of the input): of
-    one sample for each token of the result, what brought one feature of it."""
+def of_every_place(model, inputs, tokens):
+    """Of each input scores and identity of every token of the model's result: of as many samples,
+    each one's own token, by the sample."""
     target = [(place, 1) for place in range(tokens)]
-    e = relprop.explain(model, inputs, target, method="rollout")
+    with recorded():
+        e = relprop.explain(model, inputs, target, method="rollout")
     return [(s.scores.numpy(), s.identity.numpy()) for s in e.streams.values()]
 
 
 def agree(found, products):
-    """``products``: of each input its rows of every sample, and the same without any map."""
-    for (scores, identity), (rows, without) in zip(found, products, strict=True):
+    """``products``: of each input its rows by hand, of every sample, and the same without a map."""
+    for (scores, identity), (row, without) in zip(found, products, strict=True):
         own = np.arange(len(scores))
-        row = rows[own, own] if rows.ndim == 3 else rows
-        assert scores.shape == row.shape == identity.shape
+        row, without = (
+            np.broadcast_to(m, (len(own), *m.shape[-2:]))[own, own] for m in (row, without)
+        )
         for one, other in ((scores, row - without), (identity, without)):
+            assert one.shape == other.shape
             assert abs(one - other).max() <= 1e-12 * abs(row).max(), f"{one}, by hand {other}"
 
 
@@ -60,13 +63,158 @@ def test_worked(name):
     torch.manual_seed(0)
     recipe, x = recipe_of(name)
     recipe.reads, recipe.form = [(x, 0)], "feature"
-    tokens = recipe.tokens(x)
     leaves = [recipe.tokens(i) for i in recipe.of_kind("input")]
     model = (OneInput, TwoInputs)[len(leaves) - 1](recipe).double().eval()
-    inputs = tuple(torch.randn(tokens, n, 3).double() for n in leaves)
-    kept, _ = model.mixing(*inputs)
-    maps = [kept[recipe.nodes[u].of[0]] for u in recipe.of_kind("use")]
-    with recorded():
-        found = every_place(model, inputs, tokens)
-    products = rows_of(name, *maps)
-    agree(found, [(rows, identity[0] if identity.ndim == 3 else identity) for rows, identity in products])
+    inputs = tuple(torch.randn(recipe.tokens(x), n, 3).double() for n in leaves)
+    maps, _ = model.mixing(*inputs)
+    used = [maps[recipe.nodes[u].of[0]] for u in recipe.of_kind("use")]
+    agree(of_every_place(model, inputs, recipe.tokens(x)), rows_of(name, *used))
+
+
+class Attention(nn.Module):
+    """Attention with a softmax of its own, of which a test takes the map."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.softmax = nn.Softmax(-1)
+
+    def forward(self, x):
+        q, k, v = (split(part(x), HEADS) for part in (self.q, self.k, self.v))
+        return self.out(merged(self.softmax(q @ k.mT) @ v))
+
+
+class Streams(nn.Module):
+    """Hyper-connections: streams beside the samples, mixed by small matrices before each branch,
+    which takes one mixture of them, and is added to all; constant matrices, or made of the streams
+    themselves."""
+
+    count = 3
+
+    def __init__(self, dynamic):
+        super().__init__()
+        self.enter, self.dynamic = nn.Linear(3, WIDTH), dynamic
+        self.branches = nn.ModuleList([Attention(), nn.Linear(WIDTH, WIDTH), Attention()])
+        n, each = self.count, len(self.branches)
+        self.alpha = nn.Parameter(torch.randn(each, n, n + 1))
+        self.beta = nn.Parameter(torch.randn(each, n))
+        self.to_alpha = nn.Parameter(torch.randn(each, WIDTH, n + 1) / WIDTH)
+        self.to_beta = nn.Parameter(torch.randn(each, WIDTH) / WIDTH)
+
+    def forward(self, x):
+        x = self.enter(x).repeat_interleave(self.count, 0)
+        for k, branch in enumerate(self.branches):
+            x = x.unflatten(0, (-1, self.count)).permute(0, 2, 1, 3)
+            alpha, beta = self.alpha[k], self.beta[k]
+            if self.dynamic:
+                normed = F.normalize(x, dim=-1)
+                alpha = torch.tanh(normed @ self.to_alpha[k]) * 0.1 + alpha
+                beta = torch.tanh(normed @ self.to_beta[k]) * 0.1 + beta
+            else:
+                alpha, beta = (w.expand(*x.shape[:2], *w.shape) for w in (alpha, beta))
+            mixed = torch.einsum("bnst,bnsd->bntd", alpha, x)
+            made, x = branch(mixed[:, :, 0]), mixed[:, :, 1:].permute(0, 2, 1, 3).flatten(0, 1)
+            x = x + torch.einsum("bnd,bns->bsnd", made, beta).flatten(0, 1)
+        return x.unflatten(0, (-1, self.count)).sum(1)
+
+
+class Depths(nn.Module):
+    """Mixture of depths: a router picks tokens, which alone attend to each other, and writes back
+    what they bring, by its weight or as it is."""
+
+    def __init__(self, weighted):
+        super().__init__()
+        self.enter, self.router, self.weighted = nn.Linear(3, WIDTH), nn.Linear(WIDTH, 1), weighted
+        self.branch = Attention()
+
+    def forward(self, x):
+        x = self.enter(x)
+        weight, at = self.picked(x)
+        at = at.unsqueeze(-1).expand(-1, -1, WIDTH)
+        y = self.branch(x.gather(1, at))
+        y = y * weight.sigmoid().unsqueeze(-1) if self.weighted else y
+        return x.scatter_add(1, at, y)
+
+    def picked(self, x):
+        at = self.router(x).squeeze(-1).topk(3).indices.sort(-1).values
+        return self.router(x).squeeze(-1).gather(1, at), at
+
+
+class Pieces(nn.Module):
+    """A block, and one whose eight heads are computed in pieces, side by side or each with its part
+    of the output weight and added, with or without a convolution of its values."""
+
+    def __init__(self, counts, added, beside):
+        super().__init__()
+        self.enter, self.first, self.second = nn.Linear(3, WIDTH), Attention(), Attention()
+        self.kernel = nn.Parameter(torch.randn(WIDTH, 1, 3))
+        self.counts, self.added, self.beside = counts, added, beside
+
+    def forward(self, x):
+        x = self.enter(x)
+        x = x + self.first(x)
+        made, each = self.second, WIDTH // HEADS
+        widths = [each * n for n in self.counts]
+        qkv = [part(x).split(widths, -1) for part in (made.q, made.k, made.v)]
+        weights, parts = made.out.weight.split(widths, -1), []
+        for n, weight, kernel, q, k, v in zip(
+            self.counts, weights, self.kernel.split(widths), *qkv, strict=True
+        ):
+            heads = made.softmax(split(q, n) @ split(k, n).mT)
+            part = merged(heads @ split(v, n))
+            if self.beside:
+                part = part + F.conv1d(v.mT, kernel, padding=1, groups=len(kernel)).mT
+            parts.append(F.linear(part, weight) if self.added else part)
+        if self.added:
+            return x + (sum(parts) + made.out.bias)
+        return x + made.out(torch.cat(parts, -1))
+
+
+def written(made, *how):
+    """A module by hand in double precision, inputs, and the means over heads of its maps."""
+    torch.manual_seed(0)
+    model, maps = made(*how).double().eval(), []
+    x = torch.randn(TOKENS, TOKENS, 3).double()
+    hooks = [
+        m.register_forward_hook(lambda *a: maps.append(a[2]))
+        for m in model.modules()
+        if isinstance(m, nn.Softmax)
+    ]
+    with torch.no_grad():
+        out = model(x)
+    for hook in hooks:
+        hook.remove()
+    return model, x, out, [m.numpy() for m in maps]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_hyper_connections(dynamic):
+    model, x, _, maps = written(Streams, dynamic)
+    i, (a, b) = np.eye(TOKENS), (m.mean(1) for m in maps)
+    product = (i + b) @ (i + a)
+    assert abs(product.sum(-1) - 4).max() < 1e-12
+    agree(of_every_place(model, x, TOKENS), [(product, i)])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_mixture_of_depths(weighted):
+    model, x, _, (a,) = written(Depths, weighted)
+    i = np.eye(TOKENS)
+    s = i[model.picked(model.enter(x))[1].numpy()]  # (samples, picked, tokens)
+    agree(of_every_place(model, x, TOKENS), [(i + s.mT @ a.mean(1) @ s, i)])
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_heads_however_they_are_cut_are_one_row(beside):
+    i, rows, outs = np.eye(TOKENS), [], []
+    for counts in ((8,), (4, 4), (2, 6), (1,) * 8):
+        for added in (False, True):
+            model, x, out, (first, *maps) = written(Pieces, counts, added, beside)
+            found = of_every_place(model, x, TOKENS)
+            a, b = first.mean(1), np.concatenate(maps, 1).mean(1)
+            agree(found, [((i + b) @ (i + a), i)])
+            rows.append(found[0][0])
+            outs.append(out)
+    for row, out in zip(rows, outs, strict=True):
+        assert abs(row - rows[0]).max() <= 1e-12 * abs(rows[0]).max()
+        assert abs(out - outs[0]).max() <= 1e-12 * abs(outs[0]).max()  # the same function

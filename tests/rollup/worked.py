@@ -39,15 +39,18 @@ def pieces(*counts, beside=False, one_weight=False):
     def made(r, x):
         total = 2 * sum(counts)
         q, k, v = (cut(r, r.linear(x, total), [2 * c for c in counts]) for _ in "qkv")
-        weight, parts = r.add("weight", how=0, tokens=r.width(x), width=total), []
-        for c, *qkv in zip(counts, q, k, v, strict=True):
+        weight = r.add("weight", how=0, tokens=r.width(x), width=total)
+        parts, ends = [], 2 * np.cumsum(counts)
+        for c, end, *qkv in zip(counts, ends, q, k, v, strict=True):
             part = used = r.use(r.map(*qkv[:2], c), qkv[2])
             part = r.sum(part, convolution(r, qkv[2])) if beside else part
-            how = {"how": (0, 2), "tokens": TOKENS, "width": r.width(x)}
+            how = {"how": (end - 2 * c, end), "tokens": TOKENS, "width": r.width(x)}
             part = r.add("columns", part, weight, **how) if one_weight else part
             r.pieces[part] = used, c / sum(counts)
             parts.append(part)
-        return r.sum(x, r.sum(*parts) if one_weight else r.cat(*parts))
+        if one_weight:
+            return r.sum(x, *parts)
+        return r.sum(x, r.linear(r.add("cat", *parts, width=total), r.width(x)))
 
     return made, lambda i, *m: i + sum(c * e for c, e in zip(counts, m, strict=True)) / sum(counts)
 
@@ -244,6 +247,4 @@ def rows_of(name, *maps):
         product = WORKED[name][1]
         return [(product(ONE, *maps), product(ONE, *(0 * m for m in maps)))]
     product, own = OF_TWO[name][1], (ONE, np.eye(2))
-    return list(
-        zip(product(*own, *maps), product(*own, *(0 * m for m in maps)), strict=True)
-    )
+    return list(zip(product(*own, *maps), product(*own, *(0 * m for m in maps)), strict=True))
