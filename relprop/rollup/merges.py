@@ -291,7 +291,12 @@ class Merges:
         """Modules that were added, and are one module with one projection now, count whole: as many
         as it has output weights. For what comes from an attention map before any layer."""
         count = _weights_of(layer)
-        if count < 2 or not self._is_map(bit) or not self.sources.bare[operand(layer)] & bit:
+        if (
+            count < 2
+            or not _adds(layer)
+            or not self._is_map(bit)
+            or not self.sources.bare[operand(layer)] & bit
+        ):
             return 1.0
         left = [self.sources.sites[self.sources.roots(bit)[0]].attention]
         while left:  # the layers that make the map: it has the heads of as many modules
@@ -329,6 +334,12 @@ def _weights_of(layer: fx.Node) -> int:
     while kind(weight) in MOVES and len(tensor_inputs(weight)) == 1:
         weight = tensor_inputs(weight)[0]
     return len({_root(w) for w in tensor_inputs(weight)}) if kind(weight) is Kind.JOIN else 1
+
+
+def _adds(layer: fx.Node) -> bool:
+    """Whether a layer adds what several weights make of parts of its input."""
+    weight = operand(layer, 1)
+    return kind(weight) is Kind.JOIN and argument(weight, "dim") in (1, -1)
 
 
 def _root(weight: fx.Node) -> fx.Node:

@@ -96,6 +96,8 @@ def _routed(node: fx.Node, source_axes: Axes) -> tuple[Folded, ...]:
         over = (argument(node, "dim") % rank,)
     elif kind(node) is Kind.INDEX:
         over = tuple(i for i, index in enumerate(argument(node, "indices")) if index is not None)
+        if all(is_token(source_axes[i]) for i in over):  # whole tokens, with all their features
+            return ()
     elif kind(node) is Kind.LARGEST:
         over = _reduced(node, rank)
     elif kind(node) is Kind.MAX_POOL:

@@ -219,9 +219,13 @@ class _Parts:
         return self.level(step.node), tuple(own)
 
     def level(self, node: fx.Node) -> Level:
-        """Which axes of a tensor hold features alone; what is unknown may be tokens."""
+        """Which axes of a tensor hold features alone, or one thing many times; what else is unknown
+        may be tokens."""
         axes = self.merges.axes.get(node, ())
-        features = [[a.kind == "feature" for a in axis] for axis in axes]
+        features = [
+            [a.kind != "token" and (a.repeated or a.kind == "feature") for a in axis]
+            for axis in axes
+        ]
         mixed = tuple(
             Folded(i, tuple(a.size for a in axes[i]), tuple(not f for f in own))
             for i, own in enumerate(features)

@@ -2,8 +2,6 @@
 chance, ``tools.rollup_graphs``, whose oracle multiplies its own recipe by hand
 (``tests/tools/test_rollup_graphs.py``)."""
 
-from functools import reduce
-
 import numpy as np
 import pytest
 import torch
@@ -13,8 +11,8 @@ from torch.nn import functional as F
 import relprop
 from tests.rollup.structures import merged, split
 from tests.rollup.worked import OF_TWO, WORKED, recipe_of, rows_of
-from tools.rollup_graphs.drawing import drawn, shrunk
-from tools.rollup_graphs.modules import OneInput, TwoInputs
+from tools.rollup_graphs.drawing import drawn
+from tools.rollup_graphs.modules import Written
 from tools.rollup_graphs.recording import recorded
 
 DRAWS, EACH = 300, 20
@@ -26,12 +24,11 @@ def test_every_row_is_the_definitions(first):
     for number in range(first, first + EACH):
         trial = drawn(number, seed=0)
         with recorded():
-            least = shrunk(trial) if trial.wrong else trial
-        if least.wrong:
-            raise AssertionError(
-                f"python -m tools.rollup_graphs --show {number}: {least.wrong}\n"
-                f"{', '.join(least.draw.kinds)}\n{least.recipe.said()}"
-            )
+            _, wrong = trial.compared()
+        assert not wrong, (
+            f"python -m tools.rollup_graphs --show {number}: {wrong}\n"
+            f"{', '.join(trial.kinds)}\n{trial.recipe.said()}"
+        )
 
 
 # -- what the definition's page works out
@@ -64,7 +61,7 @@ def test_worked(name):
     recipe, x = recipe_of(name)
     recipe.reads, recipe.form = [(x, 0)], "feature"
     leaves = [recipe.tokens(i) for i in recipe.of_kind("input")]
-    model = (OneInput, TwoInputs)[len(leaves) - 1](recipe).double().eval()
+    model = Written(recipe).double().eval()
     inputs = tuple(torch.randn(recipe.tokens(x), n, 3).double() for n in leaves)
     maps, _ = model.mixing(*inputs)
     used = [maps[recipe.nodes[u].of[0]] for u in recipe.of_kind("use")]

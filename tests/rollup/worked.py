@@ -5,7 +5,7 @@ from random import Random
 
 import numpy as np
 
-from tools.rollup_graphs.layers import convolution, cut, highway, mlp, recurrent
+from tools.rollup_graphs.layers import attended, convolution, highway, mlp, pieces, recurrent
 from tools.rollup_graphs.recipes import Recipe
 
 TOKENS = 4
@@ -30,33 +30,16 @@ def twice(r, x, between=lambda r, y: y):
 def gate_and_value(r, x):
     made = r.map(r.linear(x), r.linear(x), 2)
     value, gate = (r.use(made, r.linear(x)) for _ in "vg")
-    return r.sum(x, r.add("multiply", value, r.act(gate)))
+    return r.sum(x, r.add("mul", value, r.act(gate)))
 
 
-def pieces(*counts, beside=False, one_weight=False):
-    """Heads cut in pieces of so many, with or without a convolution of the values."""
+def heads(*counts, beside="", one_weight=False):
+    """Heads cut in pieces of so many."""
 
     def made(r, x):
-        total = 2 * sum(counts)
-        q, k, v = (cut(r, r.linear(x, total), [2 * c for c in counts]) for _ in "qkv")
-        weight = r.add("weight", how=0, tokens=r.width(x), width=total)
-        parts, ends = [], 2 * np.cumsum(counts)
-        for c, end, *qkv in zip(counts, ends, q, k, v, strict=True):
-            part = used = r.use(r.map(*qkv[:2], c), qkv[2])
-            part = r.sum(part, convolution(r, qkv[2])) if beside else part
-            how = {"how": (end - 2 * c, end), "tokens": TOKENS, "width": r.width(x)}
-            part = r.add("columns", part, weight, **how) if one_weight else part
-            r.pieces[part] = used, c / sum(counts)
-            parts.append(part)
-        if one_weight:
-            return r.sum(x, *parts)
-        return r.sum(x, r.linear(r.add("cat", *parts, width=total), r.width(x)))
+        return r.sum(x, pieces(r, x, counts, beside, one_weight))
 
     return made, lambda i, *m: i + sum(c * e for c, e in zip(counts, m, strict=True)) / sum(counts)
-
-
-def attended(r, x):
-    return r.sum(x, r.attention(x))
 
 
 def dense(r, x):
@@ -117,9 +100,9 @@ WORKED = {
         lambda r, x: r.sum(x, r.attention(x), r.attention(x)),
         lambda i, a, b: i + a + b,
     ),
-    "heads 4 + 4": pieces(4, 4),
-    "heads 2 + 6, a convolution": pieces(2, 6, beside=True),
-    "heads 1 + 1 + 2, one weight": pieces(1, 1, 2, one_weight=True),
+    "heads 4 + 4": heads(4, 4),
+    "heads 2 + 6, a convolution": heads(2, 6, beside="convolution"),
+    "heads 1 + 1 + 2, one weight": heads(1, 1, 2, one_weight=True),
     "patch merging": (
         lambda r, x: r.cat(
             r.move(y := attended(r, x), "slice", 0, 4, 2), r.move(y, "slice", 1, 4, 2)
@@ -140,15 +123,15 @@ WORKED = {
         lambda i, e, f, g: (np.eye(2) + g) @ f @ (i + e),
     ),
     "a(x) ⊙ b(x)": (
-        lambda r, x: r.add("multiply", r.attention(x), r.attention(x)),
+        lambda r, x: r.add("mul", r.attention(x), r.attention(x)),
         lambda i, a, b: a + b,
     ),
     "x ⊙ σ(attn(x))": (
-        lambda r, x: r.add("multiply", x, r.act(r.attention(x))),
+        lambda r, x: r.add("mul", x, r.act(r.attention(x))),
         lambda i, a: i + a,
     ),
     "x ⊙ σ(conv(x))": (
-        lambda r, x: r.add("multiply", y := attended(r, x), r.act(convolution(r, y))),
+        lambda r, x: r.add("mul", y := attended(r, x), r.act(convolution(r, y))),
         lambda i, a: (i + EVEN) @ (i + a) / 2,
     ),
     "W pool(x) + MBConv(x)": (
@@ -181,7 +164,7 @@ WORKED = {
         lambda i, a: i + a,
     ),
     "a gate inside a branch": (
-        lambda r, x: r.add("multiply", r.act(r.linear(x)), r.attention(attended(r, x))),
+        lambda r, x: r.add("mul", r.act(r.linear(x)), r.attention(attended(r, x))),
         lambda i, m, n: i + n @ (i + m),
     ),
     "the first token added to all": (
@@ -203,7 +186,7 @@ WORKED = {
         lambda i, a: i + ONE[:, :1] @ a,
     ),
     "squeeze and excite": (
-        lambda r, x: r.add("multiply", y := attended(r, x), r.act(r.windows(y, "mean"))),
+        lambda r, x: r.add("mul", y := attended(r, x), r.act(r.windows(y, "mean"))),
         lambda i, a: i + a,
     ),
 }

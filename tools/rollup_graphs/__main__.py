@@ -1,6 +1,6 @@
 """Draw, compare, and say which disagree.
 
-python -m tools.rollup_graphs --draws 10000 --seed 0   # those that disagree, shrunk; counts
+python -m tools.rollup_graphs --draws 10000 --seed 0   # those that disagree; counts by their parts
 python -m tools.rollup_graphs --only gate --draws 50   # only graphs with such a layer
 python -m tools.rollup_graphs --show 17                # draw 17: its recipe, and both rows
 """
@@ -10,22 +10,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-import time
 from collections import Counter
 
 import numpy as np
 import torch
 
-from tools.rollup_graphs.drawing import Trial, drawn, shrunk
+from tools.rollup_graphs.drawing import Rows, Trial, drawn
 from tools.rollup_graphs.layers import LAYERS
 from tools.rollup_graphs.recording import recorded
 
 
-def show(trial: Trial) -> None:
+def show(trial: Trial, found: Rows, wrong: str) -> None:
     """Print a recipe and both answers."""
-    np.set_printoptions(precision=5, suppress=True)
-    print(f"{', '.join(trial.draw.kinds)}\n{trial.recipe.said()}\n  {trial.wrong or 'agrees'}")
-    found = trial.found() if not trial.wrong.startswith("refused") else []
+    print(f"{', '.join(trial.kinds)}\n{trial.recipe.said()}\n  {wrong or 'agrees'}")
     for name, rows in (("by hand", trial.rows), ("found", found)):
         for scores, identity in rows:
             print(f"  {name:8} identity {identity[0]} scores {scores[0]}")
@@ -39,36 +36,26 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], choices=list(LAYERS), help="with these")
     parser.add_argument("--show", type=int, help="this draw alone, in full")
     parser.add_argument("--exported", action="store_true", help="capture by torch.export: slow")
-    parser.add_argument("--shown", type=int, default=10, help="so many that disagree are shrunk")
     given = parser.parse_args()
     torch.set_num_threads(1)
+    np.set_printoptions(precision=5, suppress=True)
+    tried, wrong, failed = Counter[str](), Counter[str](), list[int]()
+    numbers = range(given.draws) if given.show is None else [given.show]
     with contextlib.nullcontext() if given.exported else recorded():
-        if given.show is not None:
-            trial = drawn(given.show, given.seed, given.only)
-            show(trial)
-            return bool(trial.wrong)
-        return compared(given)
-
-
-def compared(given: argparse.Namespace) -> int:
-    """Compare all that were asked for."""
-    began, tried, wrong = time.monotonic(), Counter[str](), Counter[str]()
-    failed = 0
-    for number in range(given.draws):
-        trial = drawn(number, given.seed, given.only)
-        tried.update(set(trial.draw.kinds))
-        if not trial.wrong:
-            continue
-        failed += 1
-        wrong.update(set(trial.draw.kinds))
-        if failed <= given.shown:
-            print(f"--show {number} --seed {given.seed}: {trial.wrong}; the least of it:")
-            show(shrunk(trial))
+        for number in numbers:
+            trial = drawn(number, given.seed, given.only)
+            tried.update(set(trial.kinds))
+            found, off = trial.compared()
+            if off:
+                failed.append(number)
+                wrong.update(set(trial.kinds))
+            if given.show is not None or (off and len(failed) <= 10):
+                print(f"--show {number} --seed {given.seed}", end=": ")
+                show(trial, found, off)
     for kind in sorted(tried, key=lambda kind: -wrong[kind] / tried[kind]):
         print(f"{kind:28} {wrong[kind]:6} of {tried[kind]}")
-    took = (time.monotonic() - began) / max(given.draws, 1)
-    print(f"{failed} of {given.draws} disagree; {1000 * took:.0f} ms a draw")
-    return min(failed, 255)
+    print(f"{len(failed)} of {len(numbers)} disagree: {failed}")
+    return min(len(failed), 255)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,13 @@
-"""The layers that recipes are put together of: each takes a recipe and its stream, and returns the
-stream that comes after."""
+"""What recipes are put together of: each layer, by its name, is written in a few ways, each of
+which takes a recipe and its stream, and returns the stream that comes after."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tools.rollup_graphs.recipes import Recipe
 
 Layer = Callable[[Recipe, int], int]
-LAYERS: dict[str, Layer] = {}
-
-
-def layer(made: Layer) -> Layer:
-    """Add a layer to those that are drawn."""
-    LAYERS[made.__name__.replace("_", " ")] = made
-    return made
-
-
-def drawn(r: Recipe, *made: Callable[[], int]) -> int:
-    """One of several things to make."""
-    return r.pick.choice(made)()
-
 
 # -- parts
 
@@ -30,30 +17,6 @@ def mlp(r: Recipe, x: int) -> int:
     return r.linear(r.act(r.linear(x, r.width(x) + 2), "gelu"), r.width(x))
 
 
-def branch(r: Recipe, x: int, depth: int = 2) -> int:
-    """What may stand beside a skip connection: with attention or without, nested."""
-    return drawn(
-        r,
-        lambda: r.attention(x),
-        lambda: r.attention(r.add("norm", x)),
-        lambda: mlp(r, r.add("norm", x)),
-        lambda: r.linear(x),
-        lambda: convolution(r, x),
-        lambda: r.attention(r.attention(x)),
-        lambda: r.attention(convolution(r, x)),
-        *(
-            [
-                lambda: r.linear(r.sum(y := r.linear(x), branch(r, y, depth - 1))),
-                lambda: r.linear(r.sum(branch(r, x, depth - 1), branch(r, x, depth - 1))),
-                lambda: gated(r, x, branch(r, x, depth - 1)),
-                lambda: r.linear(branch(r, x, depth - 1)),
-            ]
-            if depth
-            else []
-        ),
-    )
-
-
 def convolution(r: Recipe, x: int) -> int:
     """A convolution over tokens that keeps them all; some pad before it."""
     if r.pick.random() < 0.2:
@@ -61,312 +24,268 @@ def convolution(r: Recipe, x: int) -> int:
     return r.windows(x, "convolution", 3, 1, 1)
 
 
+def attended(r: Recipe, x: int) -> int:
+    """Attention and a skip connection."""
+    return r.sum(x, r.attention(x))
+
+
 def gated(r: Recipe, x: int, y: int) -> int:
     """y by a gate of x, on either side."""
-    gate = r.act(r.linear(x, r.width(y)))
-    return r.add("multiply", *r.pick.sample([gate, y], 2))
+    return r.add("mul", *r.pick.sample([r.act(r.linear(x, r.width(y))), y], 2))
 
 
-def cut(r: Recipe, x: int, widths: list[int]) -> list[int]:
+def cut(r: Recipe, x: int, widths: Sequence[int]) -> list[int]:
     """Features cut in pieces."""
     ends = [sum(widths[: k + 1]) for k in range(len(widths))]
-    return [
-        r.add("features", x, how=(e - w, e), width=w) for w, e in zip(widths, ends, strict=True)
+    spans = [(end - width, end) for width, end in zip(widths, ends, strict=True)]
+    return [r.add("features", x, how=span, width=span[1] - span[0]) for span in spans]
+
+
+def branch(r: Recipe, x: int, depth: int = 2) -> int:
+    """What may stand beside a skip connection: with attention or without, nested."""
+
+    def inner(x: int) -> int:
+        return branch(r, x, depth - 1)
+
+    plain: list[Callable[[], int]] = [
+        lambda: r.attention(x),
+        lambda: r.attention(r.norm(x)),
+        lambda: mlp(r, r.norm(x)),
+        lambda: r.linear(x),
+        lambda: convolution(r, x),
+        lambda: r.attention(r.attention(x)),
+        lambda: r.attention(convolution(r, x)),
     ]
+    nested: list[Callable[[], int]] = [
+        lambda: r.linear(r.sum(y := r.linear(x), inner(y))),
+        lambda: r.linear(r.sum(inner(x), inner(x))),
+        lambda: gated(r, x, inner(x)),
+        lambda: r.linear(inner(x)),
+    ]
+    return r.pick.choice(plain + nested * (depth > 0))()
 
 
-# -- sums
+def early(r: Recipe, x: int) -> int:
+    """An earlier stream of as many tokens."""
+    return r.pick.choice([s for s in r.stages if r.tokens(s) == r.tokens(x)] or [x])
 
 
-@layer
-def residual(r: Recipe, x: int) -> int:
-    """x + f(x), with the norm before, after, or nowhere, and with a factor or none."""
-    f = branch(r, x)
-    f = r.add("scale", f, how=0.5) if r.pick.random() < 0.3 else f
-    made = r.sum(x, f)
-    return r.add("norm", made) if r.pick.random() < 0.3 else made
+def first(r: Recipe, x: int) -> int:
+    """The first token."""
+    return r.move(x, "slice", 0, 1, 1)
 
 
-@layer
-def block(r: Recipe, x: int) -> int:
-    """A block of a transformer."""
-    y = r.sum(x, r.attention(r.add("norm", x)))
-    return r.sum(y, mlp(r, r.add("norm", y)))
+def others(r: Recipe, x: int) -> int:
+    """All others."""
+    return r.move(x, "slice", 1, r.tokens(x), 1)
 
 
-@layer
-def parallel(r: Recipe, x: int) -> int:
-    """Attention, an MLP and more side by side, in any order."""
-    n = r.add("norm", x)
-    more = [branch(r, n, 1)] if r.pick.random() < 0.4 else []
-    return r.sum(x, r.attention(n), mlp(r, n), *more)
+def learned(r: Recipe, x: int, tokens: int) -> int:
+    """Learned tokens."""
+    return r.add("learned", tokens=tokens, width=r.width(x))
 
 
-@layer
-def added_modules(r: Recipe, x: int) -> int:
-    """Several attentions added."""
-    return r.sum(x, *(r.linear(r.attention(x)) for _ in range(r.pick.choice([2, 2, 3]))))
+def pairs(r: Recipe, x: int) -> list[int]:
+    """The first of each two tokens, and the second."""
+    even = r.tokens(x) // 2 * 2
+    return [r.move(x, "slice", k, even, 2) for k in (0, 1)]
 
 
-@layer
-def projected_shortcut(r: Recipe, x: int) -> int:
-    """No skip connection but a linear layer."""
-    more = [mlp(r, x)] if r.pick.random() < 0.5 else []
-    return r.sum(r.linear(x), r.attention(x), *more)
+def shifted(r: Recipe, x: int) -> int:
+    """Before each token, the last or padding before the first."""
+    return r.move(x, "pad", 1, -1) if r.pick.random() < 0.7 else r.move(x, "roll", 1)
 
 
-@layer
-def two_stages(r: Recipe, x: int) -> int:
-    """A branch with a skip connection of its own, within one or without."""
-    y = r.linear(x) if r.pick.random() < 0.7 else x
-    inner = r.linear(r.sum(y, branch(r, y, 1)))
-    return r.sum(x, inner) if r.pick.random() < 0.7 else inner
-
-
-@layer
-def without_skip(r: Recipe, x: int) -> int:
-    """A branch alone, or what does without any of its input."""
-    y = branch(r, x, 1)
-    return drawn(r, lambda: y, lambda: r.sum(y, r.linear(y)), lambda: r.sum(y, branch(r, y, 0)))
-
-
-@layer
-def re_injected(r: Recipe, x: int) -> int:
-    """An earlier stream added again, scaled or through a layer."""
-    early = r.pick.choice([s for s in r.stages if r.tokens(s) == r.tokens(x)] or [x])
-    early = r.add("scale", early, how=0.7) if r.pick.random() < 0.5 else r.linear(early)
-    return r.sum(r.add("scale", x, how=0.3), early)
-
-
-@layer
-def reversible(r: Recipe, x: int) -> int:
-    """Two streams, each of which is changed by the other."""
-    a = r.sum(x, r.attention(x))
-    b = r.sum(x, mlp(r, a))
-    return drawn(r, lambda: r.sum(a, b), lambda: r.cat(a, b), lambda: r.sum(a, r.attention(b)))
-
-
-@layer
-def larger(r: Recipe, x: int) -> int:
-    """The larger of two numbers."""
-    return r.add("larger", x, branch(r, x, 1))
-
-
-@layer
-def token_wise(r: Recipe, x: int) -> int:
-    """An MLP over tokens, alone or beside a skip connection."""
-    mixed = r.add("mix", x, tokens=r.tokens(x))
-    return mixed if r.pick.random() < 0.5 else r.sum(x, mixed)
-
-
-# -- gates
-
-
-@layer
-def gate(r: Recipe, x: int) -> int:
-    """Products of two activations."""
-    return drawn(
-        r,
-        lambda: r.sum(x, gated(r, x, r.attention(x))),
-        lambda: r.add("multiply", x, r.act(branch(r, x, 1))),
-        lambda: r.add("multiply", r.attention(x), r.act(r.attention(x))),
-        lambda: gated(r, x, x),
-        lambda: gated(r, x, r.sum(r.linear(x), r.attention(x))),
-        lambda: glu(r, x),
-        lambda: highway(r, x),
-        lambda: recurrent(r, x),
-    )
-
-
-def glu(r: Recipe, x: int) -> int:
-    """One layer's halves, one the gate of the other."""
-    source = x if r.pick.random() < 0.5 else r.attention(x)
-    value, gate = cut(r, r.linear(source, 2 * r.width(x)), [r.width(x)] * 2)
-    return r.linear(r.add("multiply", value, r.act(gate)))
+# -- layers of several operations
 
 
 def highway(r: Recipe, x: int) -> int:
     """g ⊙ f(x) + (1 − g) ⊙ x."""
     g = r.act(r.linear(x))
-    carried = r.add("multiply", r.act(g, "1 -"), x)
-    return r.sum(r.add("multiply", g, r.attention(x)), carried)
+    return r.sum(r.add("mul", g, r.attention(x)), r.add("mul", r.act(g, "1 -"), x))
 
 
 def recurrent(r: Recipe, x: int) -> int:
     """A GRU cell: the stream is its state, attention its input."""
     y = r.attention(x)
     z, reset = (r.act(r.sum(r.linear(y), r.linear(x))) for _ in "zr")
-    new = r.act(r.sum(r.linear(y), r.linear(r.add("multiply", reset, x))), "tanh")
-    return r.sum(r.add("multiply", r.act(z, "1 -"), x), r.add("multiply", z, new))
+    new = r.act(r.sum(r.linear(y), r.linear(r.add("mul", reset, x))), "tanh")
+    return r.sum(r.add("mul", r.act(z, "1 -"), x), r.add("mul", z, new))
 
 
-@layer
-def pooled_factor(r: Recipe, x: int) -> int:
-    """Squeeze and excite; a pooled condition that is added."""
-    pooled = r.windows(x, "mean")
-    factor = r.act(mlp(r, pooled))
-    return drawn(
-        r,
-        lambda: r.add("multiply", x, factor),
-        lambda: r.sum(x, r.add("multiply", r.attention(x), factor)),
-        lambda: r.sum(x, r.linear(pooled)),
-        lambda: r.add("multiply", factor, r.attention(x)),
-    )
+def glu(r: Recipe, x: int) -> int:
+    """One layer's halves, one the gate of the other."""
+    value, gate = cut(r, r.linear(x, 2 * r.width(x)), [r.width(x)] * 2)
+    return r.linear(r.add("mul", value, r.act(gate)))
 
 
-# -- side by side
+def streams(r: Recipe, x: int) -> tuple[int, int]:
+    """Two reversible streams, each of which is changed by the other."""
+    a = attended(r, x)
+    return a, r.sum(x, mlp(r, a))
 
 
-@layer
-def features_side_by_side(r: Recipe, x: int) -> int:
-    """Concatenated along features: x, attention, more; the same twice."""
-    parts = [x, branch(r, x, 1), *([r.attention(x)] if r.pick.random() < 0.5 else [])]
-    return r.cat(*r.pick.sample(parts, len(parts)))
-
-
-@layer
-def long_skip(r: Recipe, x: int) -> int:
-    """A U-Net's or DenseNet's: earlier streams beside the last."""
-    early = [s for s in r.stages if r.tokens(s) == r.tokens(x) and s != x] or [x]
-    return r.cat(x, *r.pick.sample(early, r.pick.randint(1, len(early))))
-
-
-@layer
 def earlier_values(r: Recipe, x: int) -> int:
     """Values of an earlier attention added to those of a later one."""
-    first = r.sum(x, r.attention(r.add("norm", x)))
-    early = r.pick.choice([v for v in r.values if r.tokens(v) == r.tokens(x)])
-    return r.sum(first, r.attention(first, values=r.sum(r.linear(first), early)))
+    y = attended(r, x)
+    v = r.pick.choice([v for v in r.values if r.tokens(v) == r.tokens(x)])
+    return r.sum(y, r.attention(y, values=r.sum(r.linear(y), v)))
 
 
-@layer
-def heads_in_pieces(r: Recipe, x: int) -> int:
-    """One attention, its heads computed in pieces: side by side, or cut out of one weight."""
-    size = 2
-    counts = [r.pick.choice([1, 2, 3]) for _ in range(r.pick.choice([2, 2, 3]))]
-    total = size * sum(counts)
-    q, k, v = (cut(r, r.linear(x, total), [size * c for c in counts]) for _ in "qkv")
-    added, beside = r.pick.random() < 0.3, r.pick.choice(["", "convolution", "values"])
-    weight = r.add("weight", how=total, tokens=r.width(x), width=total) if added else -1
-    parts, at = [], 0
+def pieces(r: Recipe, x: int, counts: Sequence[int], beside: str, one_weight: bool) -> int:
+    """One attention, so many of its heads at a time, laid side by side or each by its columns of
+    ``one_weight`` and added; the values or a convolution of them, or a gate, ``beside`` each."""
+    widths = [2 * heads for heads in counts]
+    q, k, v = (cut(r, r.linear(x, sum(widths)), widths) for _ in "qkv")
+    weight = r.add("weight", tokens=r.width(x), width=sum(widths))
+    parts, end = list[int](), 0
     for query, key, value, heads in zip(q, k, v, counts, strict=True):
         used = part = r.use(r.map(query, key, heads, r.pick.random() < 0.4), value)
-        if beside:
-            part = r.sum(part, convolution(r, value) if beside == "convolution" else value)
-        elif r.pick.random() < 0.2:
+        if beside == "gate":
             part = gated(r, x, part)
-        if added:
-            how = (at, at + size * heads)
+        elif beside:
+            part = r.sum(part, convolution(r, value) if beside == "convolution" else value)
+        end += 2 * heads
+        if one_weight:
+            how = (end - 2 * heads, end)
             part = r.add("columns", part, weight, how=how, tokens=r.tokens(x), width=r.width(x))
-        at += size * heads
-        parts.append(part)
         r.pieces[part] = used, heads / sum(counts)
-    whole = r.sum(*parts) if added else r.add("cat", *parts, width=total)
-    whole = whole if added else r.linear(whole, r.width(x))
-    return r.sum(x, whole) if r.pick.random() < 0.8 else whole
+        parts.append(part)
+    return r.sum(*parts) if one_weight else r.cat(*parts, width=r.width(x))
 
 
-@layer
-def one_map_again(r: Recipe, x: int) -> int:
-    """One attention map in two layers, or with two values side by side."""
+def in_pieces(r: Recipe, x: int) -> int:
+    """Heads cut by chance."""
+    counts = [r.pick.choice([1, 2, 3]) for _ in range(r.pick.choice([2, 2, 3]))]
+    beside = r.pick.choice(["", "", "gate", "convolution", "values"])
+    return pieces(r, x, counts, beside, r.pick.random() < 0.3)
+
+
+def one_map(r: Recipe, x: int) -> Callable[[int], int]:
+    """Attention by one map, that of x, to whatever it is given."""
     made = r.map(r.linear(x), r.linear(x), r.pick.choice([1, 2]))
-
-    def used(y: int) -> int:
-        return r.linear(r.use(made, r.linear(y)))
-
-    if r.pick.random() < 0.5:
-        y = r.sum(x, used(x))
-        y = r.sum(y, mlp(r, y)) if r.pick.random() < 0.5 else y
-        return r.sum(y, used(y))
-    return drawn(
-        r,
-        lambda: r.sum(x, r.add("multiply", used(x), r.act(used(x)))),
-        lambda: r.cat(used(x), used(x)),
-        lambda: r.sum(x, used(x), used(x)),
-    )
+    return lambda y: r.linear(r.use(made, r.linear(y)))
 
 
-# -- tokens
+# -- all of them
 
-
-@layer
-def learned_token(r: Recipe, x: int) -> int:
-    """A learned token in front, or at the end."""
-    token = r.add("learned", tokens=1, width=r.width(x))
-    return r.join(token, x) if r.pick.random() < 0.8 else r.join(x, token)
-
-
-@layer
-def merging(r: Recipe, x: int) -> int:
-    """Neighbours become one."""
-    even = r.tokens(x) // 2 * 2
-    if even < 4:
-        return x
-    return drawn(
-        r,
-        lambda: r.cat(r.move(x, "slice", 0, even, 2), r.move(x, "slice", 1, even, 2)),
-        lambda: r.sum(r.move(x, "slice", 0, even, 2), r.move(x, "slice", 1, even, 2)),
-        lambda: r.windows(x, "convolution", 2, 2),
-        lambda: r.windows(x, "convolution", 3, 2, 1),
-        lambda: r.windows(x, "average", 2, 2),
-    )
-
-
-@layer
-def shifted(r: Recipe, x: int) -> int:
-    """Every token beside the one before it, in a sum, a layer, or some of the features."""
-    before = r.move(x, "pad", 1, -1) if r.pick.random() < 0.7 else r.move(x, "roll", 1)
-    half = r.width(x) // 2
-
-    def halves() -> int:
-        first, second = (cut(r, t, [half, r.width(x) - half]) for t in (before, x))
-        return r.cat(first[0], second[1])
-
-    return drawn(r, lambda: r.sum(x, before), lambda: r.cat(x, before), halves)
-
-
-@layer
-def moved(r: Recipe, x: int) -> int:
-    """Tokens in another order, or some of them."""
-    n = r.tokens(x)
-    last = [lambda: r.move(x, "slice", 1, n, 1), lambda: r.move(x, "slice", 0, n - 1, 1)]
-    return drawn(
-        r,
-        lambda: r.move(x, "roll", 1),
-        lambda: r.move(x, "flip"),
-        lambda: r.move(x, "pick", tuple(r.pick.sample(range(n), n))),
-        *(last if n > 2 else []),
-    )
-
-
-@layer
-def first_token_again(r: Recipe, x: int) -> int:
-    """The first token added to all."""
-    first = r.move(x, "slice", 0, 1, 1)
-    return r.sum(x, first)
-
-
-@layer
-def one_token_attends(r: Recipe, x: int) -> int:
-    """Class attention: the first token reads, the others stay."""
-    first, others = r.move(x, "slice", 0, 1, 1), r.move(x, "slice", 1, r.tokens(x), 1)
-    if r.pick.random() < 0.5:
-        return r.join(r.sum(first, r.attention(first, x)), others)
-    n = r.add("norm", x)
-    first, others = r.move(n, "slice", 0, 1, 1), r.move(n, "slice", 1, r.tokens(x), 1)
-    return r.sum(x, r.join(r.attention(first, n), others))
-
-
-@layer
-def learned_queries(r: Recipe, x: int) -> int:
-    """Attention of learned tokens to the stream."""
-    queries = r.add("learned", tokens=r.pick.choice([2, 3]), width=r.width(x))
-    made = r.attention(queries, x)
-    return r.sum(queries, made) if r.pick.random() < 0.5 else made
-
-
-@layer
-def cross_attention(r: Recipe, x: int) -> int:
-    """Cross-attention to another input, or to the first stream."""
-    other = r.stages[0] if r.memory is None else r.memory
-    return r.sum(x, r.attention(x, other))
+LAYERS: dict[str, list[Layer]] = {
+    "residual": [
+        lambda r, x: r.sum(x, branch(r, x)),
+        lambda r, x: r.norm(r.sum(x, branch(r, x))),
+        lambda r, x: r.sum(x, r.add("scale", branch(r, x), how=0.5)),
+    ],
+    "block": [lambda r, x: r.sum(y := r.sum(x, r.attention(r.norm(x))), mlp(r, r.norm(y)))],
+    "parallel": [
+        lambda r, x: r.sum(x, r.attention(n := r.norm(x)), mlp(r, n)),
+        lambda r, x: r.sum(x, r.attention(n := r.norm(x)), mlp(r, n), branch(r, n, 1)),
+    ],
+    "added modules": [
+        lambda r, x: r.sum(x, *(r.linear(r.attention(x)) for _ in "ab")),
+        lambda r, x: r.sum(x, *(r.linear(r.attention(x)) for _ in "abc")),
+    ],
+    "projected shortcut": [
+        lambda r, x: r.sum(r.linear(x), r.attention(x)),
+        lambda r, x: r.sum(r.linear(x), r.attention(x), mlp(r, x)),
+    ],
+    "two stages": [
+        lambda r, x: r.sum(x, r.linear(r.sum(y := r.linear(x), branch(r, y, 1)))),
+        lambda r, x: r.sum(x, r.linear(r.sum(x, branch(r, x, 1)))),
+        lambda r, x: r.linear(r.sum(x, branch(r, x, 1))),
+    ],
+    "without skip": [
+        lambda r, x: branch(r, x, 1),
+        lambda r, x: r.sum(y := branch(r, x, 1), r.linear(y)),
+        lambda r, x: r.sum(y := branch(r, x, 1), branch(r, y, 0)),
+    ],
+    "re injected": [
+        lambda r, x: r.sum(r.add("scale", x, how=0.3), r.add("scale", early(r, x), how=0.7)),
+        lambda r, x: r.sum(r.add("scale", x, how=0.3), r.linear(early(r, x))),
+    ],
+    "reversible": [
+        lambda r, x: r.sum(*streams(r, x)),
+        lambda r, x: r.cat(*streams(r, x)),
+        lambda r, x: r.sum((ab := streams(r, x))[0], r.attention(ab[1])),
+    ],
+    "larger": [lambda r, x: r.add("maximum", x, branch(r, x, 1))],
+    "token wise": [lambda r, x: r.add("mix", x), lambda r, x: r.sum(x, r.add("mix", x))],
+    "gate": [
+        lambda r, x: r.sum(x, gated(r, x, r.attention(x))),
+        lambda r, x: r.add("mul", x, r.act(branch(r, x, 1))),
+        lambda r, x: r.add("mul", r.attention(x), r.act(r.attention(x))),
+        lambda r, x: gated(r, x, x),
+        lambda r, x: gated(r, x, r.sum(r.linear(x), r.attention(x))),
+        lambda r, x: glu(r, x),
+        lambda r, x: glu(r, r.attention(x)),
+        highway,
+        recurrent,
+    ],
+    "pooled factor": [
+        lambda r, x: r.add("mul", x, r.act(mlp(r, r.windows(x, "mean")))),
+        lambda r, x: r.sum(x, r.add("mul", r.attention(x), r.act(r.windows(x, "mean")))),
+        lambda r, x: r.sum(x, r.linear(r.windows(x, "mean"))),
+        lambda r, x: r.add("mul", r.act(r.windows(x, "mean")), r.attention(x)),
+    ],
+    "features side by side": [
+        lambda r, x: r.cat(*r.pick.sample([x, branch(r, x, 1)], 2)),
+        lambda r, x: r.cat(*r.pick.sample([x, branch(r, x, 1), r.attention(x)], 3)),
+    ],
+    "long skip": [
+        lambda r, x: r.cat(x, early(r, x)),
+        lambda r, x: r.cat(x, early(r, x), early(r, x)),
+    ],
+    "earlier values": [earlier_values],
+    "heads in pieces": [in_pieces, lambda r, x: r.sum(x, in_pieces(r, x))],
+    "one map again": [
+        lambda r, x: r.sum(y := r.sum(x, (used := one_map(r, x))(x)), used(y)),
+        lambda r, x: r.sum(
+            z := r.sum(y := r.sum(x, (used := one_map(r, x))(x)), mlp(r, y)), used(z)
+        ),
+        lambda r, x: r.sum(x, r.add("mul", (used := one_map(r, x))(x), r.act(used(x)))),
+        lambda r, x: r.cat((used := one_map(r, x))(x), used(x)),
+        lambda r, x: r.sum(x, (used := one_map(r, x))(x), used(x)),
+    ],
+    "learned token": [
+        lambda r, x: r.join(learned(r, x, 1), x),
+        lambda r, x: r.join(x, learned(r, x, 1)),
+    ],
+    "merging": [
+        lambda r, x: r.cat(*pairs(r, x)),
+        lambda r, x: r.sum(*pairs(r, x)),
+        lambda r, x: r.windows(x, "convolution", 2, 2),
+        lambda r, x: r.windows(x, "convolution", 3, 2, 1),
+        lambda r, x: r.windows(x, "average", 2, 2),
+        lambda r, x: r.sum(r.windows(x, "average", 2, 2), r.windows(x, "convolution", 2, 2)),
+    ],
+    "shifted": [
+        lambda r, x: r.sum(x, shifted(r, x)),
+        lambda r, x: r.cat(x, shifted(r, x)),
+        lambda r, x: r.cat(cut(r, shifted(r, x), [2, 2])[0], cut(r, x, [2, 2])[1]),
+    ],
+    "moved": [
+        lambda r, x: r.move(x, "roll", 1),
+        lambda r, x: r.move(x, "flip"),
+        lambda r, x: r.move(x, "pick", tuple(r.pick.sample(range(r.tokens(x)), r.tokens(x)))),
+        others,
+    ],
+    "first token again": [lambda r, x: r.sum(x, first(r, x))],
+    "one token attends": [
+        lambda r, x: r.join(r.sum(f := first(r, x), r.attention(f, x)), others(r, x)),
+        lambda r, x: r.sum(x, r.join(r.attention(first(r, n := r.norm(x)), n), others(r, n))),
+    ],
+    "learned queries": [
+        lambda r, x: r.attention(learned(r, x, 2), x),
+        lambda r, x: r.sum(q := learned(r, x, 3), r.attention(q, x)),
+    ],
+    "cross attention": [
+        lambda r, x: r.sum(x, r.attention(x, r.stages[0] if r.memory is None else r.memory))
+    ],
+}
+#: Targets that the module itself makes one token of.
+READ: dict[str, Layer] = {
+    "token": lambda r, x: r.move(x, "slice", at := r.pick.randrange(r.tokens(x)), at + 1, 1),
+    "mean": lambda r, x: r.windows(x, "mean"),
+    "beside": lambda r, x: r.cat(first(r, x), r.windows(others(r, x), "mean")),
+    "query": lambda r, x: r.attention(learned(r, x, 1), x),
+    "sum": lambda r, x: r.sum(first(r, x), r.move(x, "slice", 1, 2, 1)),
+}

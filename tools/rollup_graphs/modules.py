@@ -1,8 +1,7 @@
-"""A recipe as a PyTorch module, and what is asked of it."""
+"""A recipe as a PyTorch module."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +12,7 @@ from torch.nn import functional as F
 from tools.rollup_graphs.recipes import Node, Recipe
 
 Matrices = dict[int, Any]
-POINTWISE: dict[str, Callable[..., Tensor]] = {
-    "add": operator.add,
-    "subtract": operator.sub,
-    "multiply": operator.mul,
-    "larger": torch.maximum,
+ACTS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "gelu": F.gelu,
@@ -61,13 +56,12 @@ class Written(nn.Module):
                 return nn.Parameter(torch.randn(1, node.tokens, node.width))
         return None
 
-    def run(self, *inputs: Tensor) -> Any:
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Any:
         """All operations in order, and the output that is asked about."""
         found = dict[int, Any]()
         for i in self.recipe.live:
             node = self.recipe.nodes[i]
-            of = [found[o] for o in node.of] or inputs
-            found[i] = self.result(i, node, *of)
+            found[i] = self.result(i, node, *([found[o] for o in node.of] or (x, y)))
         read, place = found[self.recipe.reads[0][0]], self.recipe.reads[0][1]
         match self.recipe.form:
             case "class":
@@ -82,79 +76,54 @@ class Written(nn.Module):
         over tokens, of a run on these inputs."""
         self.kept = {}
         with torch.no_grad():
-            self.run(*inputs)
+            self(*inputs)
         maps = {i: made.mean(1).numpy() for i, made in self.kept.items()}
         self.kept = None
         layers = {i: self.layers.get_submodule(str(i)) for i in self.recipe.of_kind("mix")}
-        weights = {i: layer.get_parameter("weight").detach() for i, layer in layers.items()}
-        return maps, {i: weight.numpy() for i, weight in weights.items()}
+        return maps, {i: m.get_parameter("weight").detach().numpy() for i, m in layers.items()}
 
     def result(self, i: int, node: Node, x: Any, *others: Any) -> Any:
         """What an operation makes of its operands."""
         match node.op, node.how:
             case "input", which:
                 return (x, *others)[which]
-            case "learned", _:
-                return self.learned[str(i)].expand(len(x), -1, -1)
-            case "weight", _:
-                return self.learned[str(i)][0]
+            case (("learned" | "weight"), _):
+                return self.learned[str(i)].expand(len(x) if node.op == "learned" else 1, -1, -1)
             case "columns", (first, last):
-                return F.linear(x, others[0][:, first:last])
+                return F.linear(x, others[0][0, :, first:last])
             case (("linear" | "norm"), _):
                 return self.layers[str(i)](x)
-            case "mix", _:
+            case ("mix", _) | ("windows", ("convolution", *_)):
                 return self.layers[str(i)](x.mT).mT
+            case "windows", ("average", kernel, stride, _):
+                return F.avg_pool1d(x.mT, kernel, stride).mT
+            case "windows", _:
+                return x.mean(1, keepdim=True)
             case "scale", factor:
                 return x * factor
             case "features", (first, last):
                 return x[..., first:last]
-            case "cat", _:
-                return torch.cat([x, *others], -1)
-            case "join", _:
-                return torch.cat([x, *others], 1)
+            case (("cat" | "join"), _):
+                return torch.cat([x, *others], -1 if node.op == "cat" else 1)
             case "move", how:
                 return moved(x, how)
-            case "windows", how:
-                return self.brought_together(i, x, how)
             case "map", (heads, fused):
-                return self.map(i, heads, fused, x, *others)
+                q, k = (split(t, heads) for t in (x, *others))
+                made: Any = q, k  # for one function with the use
+                if not fused or self.kept is not None:
+                    made = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+                if self.kept is not None:
+                    self.kept[i] = made
+                return made
+            case "use", _ if isinstance(x, tuple):
+                q, k = x
+                v = split(others[0], q.shape[1])
+                return merged(F.scaled_dot_product_attention(q, k, v))
             case "use", _:
-                return contraction(x, *others)
-        return POINTWISE[node.how if node.op == "act" else node.op](x, *others)
-
-    def map(self, i: int, heads: int, fused: bool, *projected: Tensor) -> Any:
-        """An attention map, or the queries and keys of which its use will make one."""
-        q, k = (split(t, heads) for t in projected)
-        if fused and self.kept is None:
-            return q, k
-        made = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
-        if self.kept is not None:
-            self.kept[i] = made
-        return made
-
-    def brought_together(self, i: int, x: Tensor, how: tuple[str, int, int, int]) -> Tensor:
-        """A convolution or a pooling."""
-        match how:
-            case "convolution", *_:
-                made: Tensor = self.layers[str(i)](x.mT)
-                return made.mT
-            case "average", kernel, stride, _:
-                return F.avg_pool1d(x.mT, kernel, stride).mT
-        return x.mean(1, keepdim=True)
-
-
-class OneInput(Written):
-    """A recipe that takes one input."""
-
-    def forward(self, x: Tensor) -> Any:
-        return self.run(x)
-
-
-class TwoInputs(Written):
-    """A recipe that takes two."""
-
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        return self.run(x, y)
+                return merged(x @ split(others[0], x.shape[1]))
+            case "act", name:
+                return ACTS[name](x)
+        return getattr(torch, node.op)(x, *others)
 
 
 def split(x: Tensor, heads: int) -> Tensor:
@@ -162,15 +131,9 @@ def split(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def contraction(made: Tensor | tuple[Tensor, Tensor], values: Tensor) -> Tensor:
-    """Values as an attention map mixes them."""
-    heads = (made[0] if isinstance(made, tuple) else made).shape[1]
-    v = split(values, heads)
-    if isinstance(made, tuple):
-        mixed = F.scaled_dot_product_attention(*made, v)
-    else:
-        mixed = made @ v
-    return mixed.transpose(1, 2).flatten(2)
+def merged(x: Tensor) -> Tensor:
+    """Heads side by side."""
+    return x.transpose(1, 2).flatten(2)
 
 
 def moved(x: Tensor, how: tuple[Any, ...]) -> Tensor:

@@ -71,10 +71,14 @@ class Recipe:
         how = (name, kernel or self.tokens(x), stride, padding)
         return self.add("windows", x, how=how, tokens=len(windows(how, self.tokens(x))))
 
-    def cat(self, *of: int) -> int:
+    def norm(self, x: int) -> int:
+        """A norm."""
+        return self.add("norm", x)
+
+    def cat(self, *of: int, width: int = 0) -> int:
         """Side by side along features, and a linear layer."""
         whole = self.add("cat", *of, width=sum(self.width(o) for o in of))
-        return self.linear(whole, self.width(of[0]))
+        return self.linear(whole, width or self.width(of[0]))
 
     def join(self, *of: int) -> int:
         """One after another along tokens."""
@@ -85,7 +89,7 @@ class Recipe:
         left = self.pick.sample(of, len(of))
         while len(left) > 1:
             a, b = (left.pop(self.pick.randrange(len(left))) for _ in "ab")
-            left.append(self.add(self.pick.choice(["add", "add", "add", "subtract"]), a, b))
+            left.append(self.add(self.pick.choice(["add", "add", "add", "sub"]), a, b))
         return left[0]
 
     def map(self, q: int, k: int, heads: int, fused: bool = False) -> int:
@@ -120,20 +124,13 @@ class Recipe:
         return [i for i in self.live if self.nodes[i].op == op]
 
     def said(self) -> str:
-        """The recipe in a few lines: what is used once stands where it is used."""
-        uses = [o for i in self.live for o in self.nodes[i].of]
-        names, lines = dict[int, str](), list[str]()
+        """The recipe, an operation a line."""
+        lines = list[str]()
         for i in self.live:
-            node = self.nodes[i]
-            how = "" if node.how is None else str(node.how).replace("'", "")
-            name = node.how if node.op == "act" else f"{node.op}{how}"
-            text = name + f"({', '.join(names[o] for o in node.of)})" * bool(node.of)
-            again = uses.count(i) > 1 or not node.of or i in {n for n, _ in self.reads}
-            if again or i in self.pieces or node.op == "map":
-                share = f"   # {self.pieces[i][1]:.2f} of the heads" if i in self.pieces else ""
-                lines.append(f"  t{i} = {text}   [{node.tokens} × {node.width}]{share}")
-                text = f"t{i}"
-            names[i] = text
+            op, of, how, tokens, width = self.nodes[i]
+            share = f"   # {self.pieces[i][1]:.2f} of the heads" if i in self.pieces else ""
+            args = ", ".join([f"t{o}" for o in of] + [str(how)] * (how is not None))
+            lines.append(f"  t{i} = {op}({args})   [{tokens} × {width}]{share}")
         reads = ", ".join(f"t{node}[{place}]" for node, place in self.reads)
         return "\n".join([*lines, f"  target: {self.form} of {reads}; batch {self.batch}"])
 
@@ -149,9 +146,7 @@ def positions(how: Sequence[Any], n: int) -> Any:
         case "flip", *_:
             return at[::-1]
         case "pad", before, after:
-            return np.concatenate([[-1] * before, at[: n + min(after, 0)], [-1] * after]).astype(
-                int
-            )
+            return np.pad(at[: n + min(after, 0)], (before, max(after, 0)), constant_values=-1)
     return at[list(how[1])]
 
 

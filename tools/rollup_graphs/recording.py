@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
@@ -27,30 +28,31 @@ class Recorder(SchemaCheckMode):
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         TorchDispatchMode.__init__(self, torch._C.DispatchKey.PreDispatch)
         self.graph, self.held = fx.Graph(), dict[str, object]()
-        self.nodes, self.alive = dict[int, fx.Node](), list[Tensor]()
+        self.known = dict[int, tuple[fx.Node, Tensor]]()
         for i, t in enumerate(inputs):
             self.know(self.graph.placeholder(f"input_{i}"), t)
 
     def know(self, node: fx.Node, value: Tensor) -> None:
-        """A node gave a tensor."""
+        """A node gave a tensor, which is kept so that no other is where it was."""
         node.meta["val"] = value
-        self.nodes[id(value)] = node
-        self.alive.append(value)
+        self.known[id(value)] = node, value
 
     def node(self, value: Any) -> Any:
         """The node of a tensor; of one that no operation gave, an attribute."""
-        if isinstance(value, Tensor) and id(value) not in self.nodes:
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in self.known:
             name = f"held_{len(self.held)}"
             self.held[name] = value
             self.know(self.graph.create_node("get_attr", name), value)
-        return self.nodes[id(value)] if isinstance(value, Tensor) else value
+        return self.known[id(value)][0]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        mapped = tree_map(self.node, (args, kwargs or {}))
         if not isinstance(made, Tensor):
             raise NotImplementedError(func)
-        if id(made) not in self.nodes:
+        mapped = tree_map(self.node, (args, kwargs or {}))
+        if id(made) not in self.known:
             self.know(self.graph.call_function(func, *mapped), made)
         return made
 
@@ -58,7 +60,7 @@ class Recorder(SchemaCheckMode):
 def record(flat: Flat, inputs: Inputs) -> capture._Recorded:
     """What relprop.tracer.capture takes from torch.export."""
     recorder = Recorder(inputs.tensors)
-    with enable_python_dispatcher(), recorder:
+    with torch.backends.cudnn.flags(enabled=False), enable_python_dispatcher(), recorder:
         outputs = flat(*inputs.tensors)
     recorder.graph.output(tuple(recorder.node(o) for o in outputs))
     module = nn.Module()
@@ -70,8 +72,5 @@ def record(flat: Flat, inputs: Inputs) -> capture._Recorded:
 @contextlib.contextmanager
 def recorded() -> Iterator[None]:
     """Within, models are captured so."""
-    usual, capture._export = capture._export, record
-    try:
+    with mock.patch.object(capture, "_export", record):
         yield
-    finally:
-        capture._export = usual

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import fx
 
-from relprop.operations import ELEMENTWISE, Kind, is_call, kind, operand
+from relprop.operations import ELEMENTWISE, Kind, argument, is_call, kind, operand
 from relprop.operations.vocabulary import WrittenNorm, grouped_linear
 from relprop.tracer.editing import (
     arguments,
@@ -229,7 +229,7 @@ class _Lift:
             return emit(self.at, first.target, x, *arguments(first)[1:])
         norm, args = first.target, list(arguments(first))
         if is_call(first, aten.layer_norm):
-            _, shape, _, _, eps = [*args, None, None][:5]
+            shape, eps = args[1], argument(first, "eps")
             core = Recipe(1, (Step(first.target, (Slot(0), list(shape), None, None, eps), {}),))
             norm = WrittenNorm(core, tuple(range(-len(shape), 0)), centred=True)
             places = [0, 2, 3]
