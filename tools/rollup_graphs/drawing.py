@@ -110,16 +110,23 @@ class Trial:
 
 def distance(found: Rows, wanted: Rows) -> float:
     """The largest difference of scores and of identities, as a share of the largest number. Where
-    the first tokens were joined, or cut, apart from the others, relprop has these alone."""
+    the first or the last tokens are read apart from the others, relprop may have these alone."""
     if len(found) != len(wanted) or any(
         f[0].shape[-1] > w[0].shape[-1] for f, w in zip(found, wanted, strict=True)
     ):
         return float("inf")
-    return max(
-        float(abs(f - w[..., w.shape[-1] - f.shape[-1] :]).max() / (abs(w).max() or 1.0))
-        for one, other in zip(found, wanted, strict=True)
-        for f, w in zip(one, other, strict=True)
-    )
+    off = 0.0
+    for (one, without), (row, identity) in zip(found, wanted, strict=True):
+        ends = [slice(0, one.shape[-1]), slice(row.shape[-1] - one.shape[-1], row.shape[-1])]
+        of_ends = [
+            max(
+                float(abs(f - w[..., end]).max() / (abs(w).max() or 1.0))
+                for f, w in ((one, row), (without, identity))
+            )
+            for end in ends
+        ]
+        off = max(off, min(of_ends))
+    return off
 
 
 def drawn(number: int, seed: int, only: Sequence[str] = ()) -> Trial:
