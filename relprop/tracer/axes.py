@@ -84,7 +84,7 @@ def _linear(node: fx.Node, axes: Axes) -> Axes:
     if last and features and not any(a.kind == "feature" for a in last):
         return (*axes[:-1], fresh(size, like=last))
     made = fresh(size, "feature")
-    for atom in made:
+    for atom in made if features else ():  # of what numbers learned queries, it numbers tokens, too
         atom.of = last
     return (*axes[:-1], made)
 

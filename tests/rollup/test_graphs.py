@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import relprop
+from tests.rollup import structures
 from tests.rollup.structures import merged, split
 from tests.rollup.worked import OF_TWO, WORKED, recipe_of, rows_of
 from tools.rollup_graphs.drawing import drawn
@@ -215,3 +216,32 @@ def test_heads_however_they_are_cut_are_one_row(beside):
     for row, out in zip(rows, outs, strict=True):
         assert abs(row - rows[0]).max() <= 1e-12 * abs(rows[0]).max()
         assert abs(out - outs[0]).max() <= 1e-12 * abs(outs[0]).max()  # the same function
+
+
+# -- what a report says where it is wrong
+
+
+class WideToken(nn.Module):
+    """A learned class token two tokens wide that one layer reads whole, and a head that reads the
+    mean of both: the layer's result is taken for features (JumboViT)."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.attention = nn.Linear(3, structures.WIDTH), structures.Attention()
+        self.learned = nn.Parameter(torch.randn(1, 2 * structures.WIDTH))
+        self.wide, self.head = (
+            nn.Linear(2 * structures.WIDTH, 2 * structures.WIDTH),
+            nn.Linear(structures.WIDTH, 3),
+        )
+
+    def forward(self, x):
+        learned = self.learned.unflatten(1, (2, structures.WIDTH)).expand(len(x), -1, -1)
+        x = torch.cat([learned, self.enter(x)], 1)
+        first = (x + self.attention(x))[:, :2]
+        first = self.wide(first.flatten(1)).unflatten(1, (2, structures.WIDTH)) + first
+        return self.head(first.mT.mean(-1))
+
+
+def test_an_identity_of_more_than_1_is_said():
+    with pytest.warns(relprop.errors.RollUpWarning, match="sums to 2, at most 1"):
+        relprop.explain(WideToken().eval(), torch.randn(2, 5, 3), 1, method="rollout")

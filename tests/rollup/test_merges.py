@@ -264,3 +264,35 @@ def test_what_a_head_picks_it_shares(name):
     block, last = Block(lambda b, x: x + b.attention(x)), Block(pool)
     e = explained(Stack(block, pool=last), normal(SAMPLES, TOKENS, 3))
     compare(e, lambda m: ONE + m, read)
+
+
+LANES = {
+    "expand": lambda x: x.unsqueeze(2).expand(-1, -1, 3, -1),
+    "stack": lambda x: torch.stack([x, x, x], 2),
+    "repeat_interleave": lambda x: x.unsqueeze(2).repeat_interleave(3, 2),
+}
+
+
+@pytest.mark.parametrize("lanes", LANES.values(), ids=LANES)
+def test_lanes_that_hold_one_thing_are_one_token(lanes):
+    def join(b, x):
+        wide = lanes(x)
+        return (wide + b.attention(wide[:, :, 0]).unsqueeze(2)).sum(2)
+
+    compare(explained(Stack(Block(join)), normal(SAMPLES, TOKENS, 3)), lambda m: ONE + m, READ)
+
+
+def test_tokens_that_were_rolled_and_two_of_which_are_read():
+    model = Stack(Block(lambda b, x: x + b.attention(x)), pool=lambda x: x.roll(1, 1))
+    read = (ONE[2] + ONE[3]).double() / 2
+    e = explained(model, normal(SAMPLES, TOKENS, 3), lambda out: out[0, 3, 1] + out[0, 4, 2])
+    compare(e, lambda m: ONE + m, read)
+
+
+def test_layer_norms_without_eps_side_by_side():
+    def join(b, x):
+        normed = (torch.layer_norm(x, [WIDTH], w) for w in (b.scale1, b.scale2))
+        return x + b.attention(next(normed)) + b.second(next(normed))
+
+    e = explained(Stack(Block(join)), normal(SAMPLES, TOKENS, 3))
+    compare(e, lambda m: ONE + 2 * m, READ, heads=all_heads(e))
