@@ -16,7 +16,6 @@ from relprop.rollup.sources import Sources, all_of
 from relprop.rules.fields import Places, Weight
 from relprop.tracer.atoms import Axes, is_token, token_count
 from relprop.tracer.editing import tensor_inputs, val
-from relprop.tracer.labels import LARGEST, Labels
 from relprop.tracer.order import Flow
 
 MERGES = frozenset({Kind.SUM, Kind.PRODUCT, Kind.QUOTIENT, Kind.JOIN, Kind.EXTREMUM, Kind.CHOICE})
@@ -156,8 +155,8 @@ class Merges:
             return terms
         if (x, *key) not in self._skips:
             still = [t for t in terms if is_still(x, t, self.flow)]
-            whole = bool(still) and self._hold_all(x, still)
-            self._skips[x, *key] = still if whole else terms
+            whole = sum(map(self._tokens, still)) >= self._tokens(x)
+            self._skips[x, *key] = still if still and whole else terms
         return self._skips[x, *key]
 
     def _nearest(self, bit: int, terms: tuple[fx.Node, ...]) -> fx.Node | None:
@@ -175,39 +174,6 @@ class Merges:
             )
             self._roots[bit, terms] = Flow(between, set(roots)).common_dominator(terms)
         return self._roots[bit, terms]
-
-    def _hold_all(self, x: fx.Node, terms: list[fx.Node]) -> bool:
-        """Whether some terms that are still x hold every token of x at least once."""
-        flow, count = self.flow, self._tokens(x)
-        if count == 1 or any(self._is(x, t) for t in terms):
-            return True
-        if val(x).numel() > LARGEST:
-            return sum(map(self._tokens, terms)) >= count
-        axes = [token_count(a) > 1 for a in self._axes_of(x)]
-        sizes = [n if token else 1 for n, token in zip(val(x).shape, axes, strict=True)]
-        first = torch.arange(1, math.prod(sizes) + 1, dtype=torch.float64).reshape(sizes)
-        places = {x: first.expand(val(x).shape)}
-        held, labels = {x: set(first.flatten().tolist())}, Labels()
-        for node in sorted({n for t in terms for n in flow.between(x, t)}, key=flow.index.get):  # type: ignore[arg-type]
-            inputs = [i for i in flow.inputs[node] if i in held]
-            if not inputs or not keeps_tokens(node, flow):
-                continue
-            held[node] = set().union(*(held[i] for i in inputs))
-            known = {i: places[i] for i in inputs if i in places}
-            pushed = labels.push(node, known) if known and kind(node) in MOVES | FILLS else None
-            if pushed is not None and len(known) == len(flow.inputs[node]):
-                places[node], held[node] = pushed, set(pushed.unique().tolist()) - {0.0}
-            elif len(known) == 1 == len(inputs) and val(node).shape == val(inputs[0]).shape:
-                places[node] = known[inputs[0]]
-        return len(set().union(*(held[t] for t in terms))) >= math.prod(sizes)
-
-    def _is(self, x: fx.Node, term: fx.Node) -> bool:
-        """Whether a term is x but for operations that leave every token where it is."""
-        while (
-            term is not x and kind(term) in ONE_TO_ONE - MOVES and len(self.flow.inputs[term]) == 1
-        ):
-            term = self.flow.inputs[term][0]
-        return term is x
 
     def _without_factors(self, terms: list[fx.Node]) -> list[fx.Node]:
         """Products: what is one number for all tokens is a factor, unless nothing else is there."""
