@@ -106,7 +106,7 @@ class Merges:
             return {i: self._of_sum(step.operands[i], terms, counted, bit) for i in reached}
         if kind(node) is Kind.LINEAR:
             return dict.fromkeys(reached, self._modules(node, bit))
-        if self._has_places(node):
+        if self.has_places(node):
             return dict.fromkeys(reached, 1.0)
         if kind(node) is Kind.JOIN:
             beside = [(o, o) for o, takes in zip(step.operands, taken, strict=True) if takes]
@@ -223,7 +223,7 @@ class Merges:
             return self.sources.heads(node)
         if node not in self._heads:
             above = [i for i in self.flow.inputs[node] if self.sources.bare.get(i, 0)]
-            beside = kind(node) is Kind.JOIN and not self._has_places(node)
+            beside = kind(node) is Kind.JOIN and not self.has_places(node)
             pieces = self._pieces([(o, o) for o in above]) if beside else []
             heads = list(map(self._heads_at, pieces or above))
             self._heads[node] = sum(heads) if pieces else max(heads, default=0)
@@ -278,7 +278,7 @@ class Merges:
 
     # -- tokens
 
-    def _has_places(self, node: fx.Node) -> bool:
+    def has_places(self, node: fx.Node) -> bool:
         """Whether each operand takes places of its own: tokens laid one after another, writes."""
         if kind(node) is not Kind.JOIN:
             return kind(node) in PLACED

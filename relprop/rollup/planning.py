@@ -170,7 +170,8 @@ class _Parts:
             level, shares = self._placed(step, shares)
         needed = tuple(s is not None for s in shares)
         plain = all(s is None or s.is_plain for s in shares)
-        rule = step.rule if plain else sharing(step.rule, shares, level)
+        beside = kind(step.node) is Kind.JOIN and not self.merges.has_places(step.node)
+        rule = step.rule if plain else sharing(step.rule, shares, level, beside and sum(needed) > 1)
         note = step.note
         if isinstance(
             note, ConvolutionNote

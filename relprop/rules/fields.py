@@ -189,17 +189,32 @@ def _times(numbers: Tensor, weight: Weight) -> Tensor:
     return numbers * share
 
 
-def sharing(rule: Rule, shares: tuple[Share | None, ...], level: Level | None = None) -> Rule:
+def sharing(
+    rule: Rule,
+    shares: tuple[Share | None, ...],
+    level: Level | None = None,
+    beside: bool = False,
+) -> Rule:
     """A rule of the roll-up whose operands then carry their ``shares`` of the field (``None``:
-    nothing). ``level``: of the result, where it is read by features."""
+    nothing). ``level``: of the result, where it is read by features. ``beside``: the operands lie
+    side by side along features, and the mean is over those of which the target reads some."""
 
     def function(field: Field, call: Call) -> Fields:
         field = field if level is None else levelled(field, level)
         found: Fields = rule.function(field, call)
         both = zip(found, shares, strict=True)
-        return tuple(None if f is None or s is None else s(f) for f, s in both)
+        made = [None if f is None or s is None else s(f) for f, s in both]
+        if not beside:
+            return tuple(made)
+        mean = [i for i, s in enumerate(shares) if s and any(w != 1 for w in s.carry.weights)]
+        there = [f[-1].amax().sign() for i in mean if (f := made[i]) is not None]
+        for i in mean if there else ():
+            if (f := made[i]) is not None:
+                factor = len(there) / torch.stack(there).sum().clamp(min=1)
+                made[i] = torch.cat([f[:-1] * factor, f[-1:]])
+        return tuple(made)
 
-    row_wise = all(s is None or s.row_wise for s in shares)
+    row_wise = not beside and all(s is None or s.row_wise for s in shares)
     return replace(rule, function=function, row_wise=rule.row_wise and row_wise)
 
 

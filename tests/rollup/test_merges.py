@@ -296,3 +296,16 @@ def test_layer_norms_without_eps_side_by_side():
 
     e = explained(Stack(Block(join)), normal(SAMPLES, TOKENS, 3))
     compare(e, lambda m: ONE + 2 * m, READ, heads=all_heads(e))
+
+
+def test_a_target_that_reads_one_of_two_results_side_by_side():
+    """Logits that are joined: the one that is explained, and its opposite beside it."""
+
+    def pool(x):
+        logit = x[:, 0, :1]
+        return torch.cat([logit, -logit], -1)
+
+    model = Stack(Block(lambda b, x: x + b.attention(x)), pool=pool)
+    model.head = torch.nn.Identity()
+    e = explained(model, normal(SAMPLES, TOKENS, 3), (1, 1))
+    compare(e, lambda m: ONE + m, ONE[0])
