@@ -167,6 +167,13 @@ def one_map(r: Recipe, x: int) -> Callable[[int], int]:
     return lambda y: r.linear(r.use(made, r.linear(y)))
 
 
+def half_shifted(r: Recipe, x: int) -> int:
+    """Half of the features of the token before each."""
+    width = r.width(x)
+    halves = [width // 2, width - width // 2]
+    return r.cat(cut(r, shifted(r, x), halves)[0], cut(r, x, halves)[1], width=width)
+
+
 # -- all of them
 
 LAYERS: dict[str, list[Layer]] = {
@@ -260,7 +267,7 @@ LAYERS: dict[str, list[Layer]] = {
     "shifted": [
         lambda r, x: r.sum(x, shifted(r, x)),
         lambda r, x: r.cat(x, shifted(r, x)),
-        lambda r, x: r.cat(cut(r, shifted(r, x), [2, 2])[0], cut(r, x, [2, 2])[1]),
+        half_shifted,
     ],
     "moved": [
         lambda r, x: r.move(x, "roll", 1),
