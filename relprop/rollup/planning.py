@@ -100,34 +100,36 @@ def _planned(
 ) -> RollUpPlan:
     notes = rollup_notes(program, flow, sites)
     plan = make_field_plan(program, ROLLUP, starts, frozenset(ends), notes)
-    plan = _with_values(plan)
+    plan = replace(plan, steps=tuple(map(_with_own_rule, plan.steps)))
     sources = Sources(plan.steps, flow, sites, ends)
-    merges = Merges(flow, program.axes, sources)
-    parts = _Parts(plan, starts, merges)
+    parts = _Parts(plan, starts, Merges(flow, program.axes, sources))
     steps = tuple(s for step in plan.steps if (s := parts.step(step)) is not None)
     begins = {n: parts.begin(n, starts) for n in starts if n in parts.at}
-    made = (plan.starts, steps, plan.wanted, plan.keep, plan.joined, plan.findings, plan.sites)
+    keep = replace(plan, steps=steps).keep_outside(()).union(*map(_read, steps))
+    made = (plan.starts, steps, plan.wanted, keep, plan.joined, plan.findings, plan.sites)
     return RollUpPlan(program, plan.rules, *made, begins=begins)
 
 
-def _with_values(plan: Plan) -> Plan:
-    """What its own steps read is kept: pooling by a mask reads that mask, and a product that is no
-    attention site the operands that say how it mixes."""
-    steps, keep = [], set(plan.keep_outside(()))
-    for step in plan.steps:
-        note = step.note
-        if isinstance(note, FieldNote) and note.weighed is not None:
-            keep |= {
-                o for o, role in zip(step.operands, step.roles, strict=True) if role != "activation"
-            }
-            step = replace(step, rule=weighed)
-        if isinstance(note, LinearNote) and note.mixes:
-            keep.add(step.operands[1])
-            step = replace(step, rule=mixed)
-        if isinstance(note, ProductNote):
-            keep |= {o for i, o in enumerate(step.operands) if note.reads(i)}
-        steps.append(step)
-    return replace(plan, steps=tuple(steps), keep=frozenset(keep))
+def _with_own_rule(step: Step) -> Step:
+    """Pooling by a mask, and layers over tokens, have rules that look at values."""
+    if isinstance(step.note, FieldNote) and step.note.weighed is not None:
+        return replace(step, rule=weighed)
+    mixes = isinstance(step.note, LinearNote) and step.note.mixes
+    return replace(step, rule=mixed) if mixes else step
+
+
+def _read(step: Step) -> set[fx.Node]:
+    """The values that its rule looks at beside those that every such operation reads: of pooling by
+    a mask the mask, of a layer over tokens its weight, of a product that is no attention site the
+    operands that say how it mixes."""
+    note, roles = step.note, zip(step.operands, step.roles, strict=True)
+    if isinstance(note, FieldNote) and note.weighed is not None:
+        return {o for o, role in roles if role != "activation"}
+    if isinstance(note, LinearNote) and note.mixes:
+        return {step.operands[1]}
+    if isinstance(note, ProductNote):
+        return {o for i, o in enumerate(step.operands) if note.reads(i)}
+    return set()
 
 
 # -- parts: sets of sources that agree on all weights so far

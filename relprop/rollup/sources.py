@@ -10,7 +10,8 @@ from operator import or_
 
 from torch import fx
 
-from relprop.operations import Kind, kind
+from relprop.operations import Kind, is_call, kind
+from relprop.operations.vocabulary import grouped_linear
 from relprop.plan import Step
 from relprop.rules.notes import ProductNote
 from relprop.tracer.editing import val
@@ -73,7 +74,8 @@ class Sources:
         for step in upwards:
             if step.node not in found:
                 found[step.node] = 0
-                if kind(step.node) not in barred:
+                apart = is_call(step.node, grouped_linear)  # heads, or modules, each by itself
+                if kind(step.node) not in barred or apart:
                     for o, takes in zip(step.operands, self.taken[step.node], strict=True):
                         found[step.node] |= found.get(o, 0) if takes else 0
         return found

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, fx
 
 from relprop.errors import OptionError, RollUpError
-from relprop.interpreter import reading
 from relprop.interpreter.batch import Passage, Passing, pending_at
 from relprop.interpreter.points import Points, Seed, behind
+from relprop.interpreter.reading import begun as passed_in
+from relprop.interpreter.reading import reading_of
 from relprop.interpreter.walk import Pending, Walk
 from relprop.plan import Plan, Step
 from relprop.rollup import (
@@ -201,9 +202,9 @@ class RollUp:
         passages: Mapping[fx.Node, Passage] | None = None,
     ) -> Mapping[fx.Node, Tensor]:
         points = [n for n, seed in starts.items() if isinstance(seed, Points)]
-        known = ((n, reading.reading_of(plan, n)) for n in points)
+        known = ((n, reading_of(plan, n)) for n in points)
         readings = {n: r for n, r in known if r is not None and extras.keys().isdisjoint(r.nodes)}
-        whole, first = reading.begun(starts, readings, account=False)
+        whole, first = passed_in(starts, readings, account=False)
         passages = {**(passages or {}), **first}
         passing = Passing(plan, pending_at(whole), extras, account=False, passages=passages)
         found: dict[fx.Node, Tensor] = {}
