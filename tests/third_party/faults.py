@@ -15,8 +15,6 @@ KNOWN = [
      "ft_transformer", "maps sites"),
     ("the softmax over layers, which sums no tokens, is taken for attention",
      "x.integrated", "sites gae attention_times_grad"),
-    ("learned queries that pool tokens and are cut: cross-attention to them is dropped",
-     "coca", "maps sites"),
     ("a constant without axes beside the output: the user's callable is blamed",
      "open_clip.pair", ALL, "slice() cannot be applied to a 0-dim tensor"),
     ("ids that are clamped before they are looked up are not explained, and no softmax is seen",
