@@ -220,7 +220,8 @@ class Merges:
     def _heads_at(self, node: fx.Node) -> int:
         """How many heads lie side by side in a tensor that no layer has read yet."""
         if node in self.sources.sites:
-            return self.sources.heads(node)
+            made = self._axes_of(self.sources.sites[node].attention)[:-2]
+            return math.prod(a.size for axis in made for a in axis if a.kind != "token")
         if node not in self._heads:
             above = [i for i in self.flow.inputs[node] if self.sources.bare.get(i, 0)]
             beside = kind(node) is Kind.JOIN and not self.has_places(node)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from operator import or_
@@ -14,7 +13,6 @@ from relprop.operations import Kind, is_call, kind
 from relprop.operations.vocabulary import grouped_linear
 from relprop.plan import Step
 from relprop.rules.notes import ProductNote
-from relprop.tracer.editing import val
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Site
 
@@ -87,10 +85,6 @@ class Sources:
     def roots(self, bit: int) -> tuple[fx.Node, ...]:
         """The nodes of one source."""
         return self.nodes[bit.bit_length() - 1]
-
-    def heads(self, node: fx.Node) -> int:
-        """How many heads the map of a site has."""
-        return math.prod(val(self.sites[node].attention).shape[:-2])
 
 
 def bits_of(sets: int) -> Iterator[int]:
