@@ -138,9 +138,9 @@ class Merges:
         there = [self.present.at(t, bit, x) for t in alike]
         if all(t is None for t in there):
             return 1 / len(terms)
-        one = torch.ones(())
+        one = torch.ones((), device="cpu")
         own = there[alike.index(term)]
-        count = sum((one if t is None else t for t in there), torch.zeros(()))
+        count = sum((one if t is None else t for t in there), torch.zeros_like(one))
         share = (one if own is None else own) / (count + len(terms) - len(alike)).clamp(min=1)
         return Places(share)
 

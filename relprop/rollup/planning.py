@@ -32,8 +32,9 @@ from relprop.tracer.editing import val
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site, describe
 
-#: A set of sources, which of the reader's parts it was in there, and its weight.
-_Some = tuple[int, int, Weight]
+#: A set of sources, which of the reader's parts it was in there, its weight, and among which
+#: operands of a ``cat`` along features that is a mean.
+_Some = tuple[int, int, Weight, tuple[int, ...]]
 #: An operand of a node, by its position.
 _Place = tuple[fx.Node, int]
 
@@ -147,7 +148,7 @@ class _Parts:
             for bit in bits_of(self.sources.of(node)):
                 same = tuple(n for n in starts if self.sources.of(n) & bit)
                 alike[same] = alike.get(same, 0) | bit
-            begun: list[_Some] = [(mask, k, 1.0) for k, mask in enumerate(alike.values())]
+            begun: list[_Some] = [(mask, k, 1.0, ()) for k, mask in enumerate(alike.values())]
             self.arriving.setdefault(node, {})[None] = begun
         for node in plan.order:
             if node in self.arriving and self.sources.of(node):
@@ -196,13 +197,11 @@ class _Parts:
         some = self.arriving.get(operand, {}).get((node, i))
         if some is None or operand not in self.at:
             return None
-        found = [
-            next(((k, w) for mask, k, w in some if mask & part), (0, 0.0))
-            for part in self.at[operand]
-        ]
-        of, weights = tuple(k for k, _ in found), tuple(w for _, w in found)
+        nothing: _Some = (0, 0, 0.0, ())
+        found = [next((s for s in some if s[0] & part), nothing) for part in self.at[operand]]
+        _, of, weights, groups = zip(*found, strict=True)
         meets = self._meets(operand) and isinstance(val(operand), Tensor)
-        carry = Carry(len(self.at[node]), of, weights)
+        carry = Carry(len(self.at[node]), of, weights, groups)
         return Share(carry, self.level(operand) if meets else None)
 
     def _placed(
@@ -241,7 +240,7 @@ def _split(whole: int, arriving: Iterable[list[_Some]]) -> list[int]:
     """A set of sources as the largest sets that arrived together everywhere."""
     parts = [whole]
     for some in arriving:
-        masks = [mask for mask, _, _ in some]
+        masks = [mask for mask, *_ in some]
         masks.append(whole & ~all_of(masks))
         parts = [m for part in parts for mask in masks if (m := part & mask)]
     return parts
@@ -252,14 +251,16 @@ def _handed_on(step: Step, parts: list[int], merges: Merges) -> dict[int, list[_
     sources, node = merges.sources, step.node
     taken = [i for i, takes in enumerate(sources.taken[node]) if takes]
     if node in sources.sites:
-        return {i: [(sources.of(step.operands[i]), 0, 1.0)] for i in taken}
+        return {i: [(sources.of(step.operands[i]), 0, 1.0, ())] for i in taken}
     if len(taken) == 1 and kind(node) not in (Kind.LINEAR, Kind.JOIN, Kind.SUM):
-        return {taken[0]: [(mask, k, 1.0) for k, mask in enumerate(parts)]}
-    found: dict[int, dict[tuple[int, Weight], int]] = {}
+        return {taken[0]: [(mask, k, 1.0, ()) for k, mask in enumerate(parts)]}
+    beside = kind(node) is Kind.JOIN and not merges.has_places(node)
+    found: dict[int, dict[tuple[int, Weight, tuple[int, ...]], int]] = {}
     for k, part in enumerate(parts):
         for bit in bits_of(part):
-            for i, weight in merges.weights(step, bit).items():
-                if weight != 0:
-                    own = found.setdefault(i, {})
-                    own[k, weight] = own.get((k, weight), 0) | bit
-    return {i: [(m, k, w) for (k, w), m in own.items()] for i, own in found.items()}
+            weights = {i: w for i, w in merges.weights(step, bit).items() if w != 0}
+            group = tuple(weights) if beside and len(weights) > 1 else ()
+            for i, weight in weights.items():
+                own = found.setdefault(i, {})
+                own[k, weight, group] = own.get((k, weight, group), 0) | bit
+    return {i: [(mask, *key) for key, mask in own.items()] for i, own in found.items()}

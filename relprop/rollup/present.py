@@ -72,7 +72,9 @@ class Present:
         shape = val(node).shape
         of = {o: known.get(o) for o in here}
         wide = {
-            o: (torch.ones(()) if t is None else t).to(torch.float64).expand(val(o).shape)
+            o: (torch.ones((), device="cpu") if t is None else t)
+            .to(torch.float64)
+            .expand(val(o).shape)
             for o, t in of.items()
         }
         made: Tensor | None = None
@@ -80,7 +82,7 @@ class Present:
             others = dict.fromkeys(inputs, 0.0) if bit != ANY else dict.fromkeys(inputs, 1.0)
             floats = {o: n for o, n in others.items() if val(o).is_floating_point()}
             filled = {
-                o: torch.full((), n, dtype=torch.float64).expand(val(o).shape)
+                o: torch.full((), n, dtype=torch.float64, device="cpu").expand(val(o).shape)
                 for o, n in floats.items()
             }
             made = self._labels.push(node, {**filled, **wide})

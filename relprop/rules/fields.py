@@ -36,7 +36,7 @@ class Places:
 
     def __init__(self, share: Tensor) -> None:
         self.share = share
-        self._key = (tuple(share.shape), share.numpy().tobytes())
+        self._key = (tuple(share.shape), share.cpu().numpy().tobytes())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Places) and self._key == other._key
@@ -51,11 +51,13 @@ Weight = float | Places
 @dataclass(frozen=True)
 class Carry:
     """What an operand carries of a field in ``parts``: each of its own parts the weight at its
-    place in ``weights`` of the result's part at that place in ``of``."""
+    place in ``weights`` of the result's part at that place in ``of``. ``groups``: among which
+    operands of a ``cat`` along features that is a mean, for each of its own parts."""
 
     parts: int = 1
     of: tuple[int, ...] = (0,)
     weights: tuple[Weight, ...] = (1.0,)
+    groups: tuple[tuple[int, ...], ...] = ((),)
 
     @property
     def is_plain(self) -> bool:
@@ -197,25 +199,36 @@ def sharing(
 ) -> Rule:
     """A rule of the roll-up whose operands then carry their ``shares`` of the field (``None``:
     nothing). ``level``: of the result, where it is read by features. ``beside``: the operands lie
-    side by side along features, and the mean is over those of which the target reads some."""
+    side by side along features, and a mean is over those alone of which the target reads some."""
 
     def function(field: Field, call: Call) -> Fields:
         field = field if level is None else levelled(field, level)
         found: Fields = rule.function(field, call)
         both = zip(found, shares, strict=True)
         made = [None if f is None or s is None else s(f) for f, s in both]
-        if not beside:
-            return tuple(made)
-        mean = [i for i, s in enumerate(shares) if s and any(w != 1 for w in s.carry.weights)]
-        there = [f[-1].amax().sign() for i in mean if (f := made[i]) is not None]
-        for i in mean if there else ():
-            if (f := made[i]) is not None:
-                factor = len(there) / torch.stack(there).sum().clamp(min=1)
-                made[i] = torch.cat([f[:-1] * factor, f[-1:]])
+        if beside:
+            there = [None if f is None else f[-1].amax().sign() for f in made]
+            made = [
+                f if f is None or s is None else torch.cat([_of_read(f[:-1], s, there), f[-1:]])
+                for f, s in zip(made, shares, strict=True)
+            ]
         return tuple(made)
 
     row_wise = not beside and all(s is None or s.row_wise for s in shares)
     return replace(rule, function=function, row_wise=rule.row_wise and row_wise)
+
+
+def _of_read(numbers: Tensor, share: Share, there: Sequence[Tensor | None]) -> Tensor:
+    """The numbers of an operand, of each part over the share of its ``groups`` that is read."""
+    factors = []
+    for group in share.carry.groups:
+        read = [t for i in group if (t := there[i]) is not None]
+        one = numbers.new_ones(())
+        factors.append(len(read) / torch.stack(read).sum().clamp(min=1) if read else one)
+    parts = numbers.unflatten(0, (-1, len(factors)))
+    factor = torch.stack(factors).reshape(-1, *[1] * (numbers.dim() - 1))
+    made: Tensor = parts * factor
+    return made.flatten(0, 1)
 
 
 @rule(family="rollup", reads="", name="field: merge", row_wise=True)

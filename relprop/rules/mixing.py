@@ -92,9 +92,10 @@ def convolved(field: Field, call: Call) -> Fields:
     )
     options = {**note.options, "groups": channels}
     there = torch.ones((), dtype=field.dtype, device=field.device)
-    there = (there if note.there is None else note.there.to(there)).expand(
-        shape[0], channels, *shape[2:]
-    )
+    if note.there is not None:
+        there = note.there.to(there)
+        there = there.amax(1, keepdim=True) if channels == 1 else there
+    there = there.expand(shape[0], channels, *shape[2:])
     covered, pull = torch.func.vjp(lambda x: operation(x, kernel, None, **options), there)  # type: ignore[misc]
     share = torch.where(covered > 0, 1 / torch.where(covered > 0, covered, 1.0), 0.0)
     back = torch.stack(

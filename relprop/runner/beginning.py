@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -45,9 +46,10 @@ def parts_of(plan: RollUpPlan, node: fx.Node) -> int:
 
 def _tokens_read(seed: Seed, level: Level) -> Tensor:
     """How many tokens are read of each sample, (batch,)."""
-    if not isinstance(seed, Points):
-        fields = per_sample(partial(levelled, level=level), seed)
-        numbers: Tensor = fields[:, 0].flatten(1).sum(1)
+    if level.mixed or not isinstance(seed, Points):
+        fields = per_sample(partial(levelled, level=level), whole(seed))
+        beside = [n for f in level.mixed for n, t in zip(f.sizes, f.tokens, strict=True) if not t]
+        numbers: Tensor = fields[:, 0].flatten(1).sum(1) / math.prod(beside)
         return numbers
     axes = [a for i, a in enumerate(seed.index[1:]) if i not in level.plain]
     places = torch.stack([seed.index[0], *axes])

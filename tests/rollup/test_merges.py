@@ -309,3 +309,46 @@ def test_a_target_that_reads_one_of_two_results_side_by_side():
     model.head = torch.nn.Identity()
     e = explained(model, normal(SAMPLES, TOKENS, 3), (1, 1))
     compare(e, lambda m: ONE + m, ONE[0])
+
+
+def test_a_target_that_reads_the_deeper_of_two_results_side_by_side():
+    """Of a map that leads to it alone nothing is shared with what the target does not read."""
+
+    def pool(x):
+        return torch.cat([x[:, 0, :2], last(x).mean(1)], 1)
+
+    last = Block(lambda b, x: x + b.attention(x)).double()
+    model = Stack(Block(lambda b, x: x + b.attention(x)), pool=pool)
+    model.add_module("last", last)
+    model.head = torch.nn.Identity()
+    e = explained(model, normal(SAMPLES, TOKENS, 3), (3, 3))
+    compare(e, lambda a, b: (ONE + b) @ (ONE + a), ONE.mean(0))
+
+
+@pytest.mark.parametrize(
+    "target", [lambda out: out[0, 0] + out[0, 1], lambda out: out[0, :WIDTH].sum()]
+)
+def test_features_of_one_token_in_a_flat_result_are_that_token(target):
+    model = Stack(Block(lambda b, x: x + b.attention(x)), pool=lambda x: x.flatten(1))
+    model.head = torch.nn.Identity()
+    e = explained(model, normal(SAMPLES, TOKENS, 3), target)
+    compare(e, lambda m: ONE + m, ONE[0])
+
+
+def test_padding_folded_into_channels_is_convolved():
+    class Folded(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter, self.block = (
+                torch.nn.Linear(3, WIDTH),
+                Block(lambda b, x: x + b.attention(x)),
+            )
+            self.conv, self.head = torch.nn.Conv2d(4 * WIDTH, 4, 3, 1, 1), torch.nn.Linear(4, 2)
+
+        def forward(self, x):
+            grid = self.block(self.enter(x)).mT.unflatten(2, (6, 6))
+            padded = torch.nn.functional.pad(grid, (1, 1, 1, 1))
+            return self.head(self.conv(torch.nn.functional.pixel_unshuffle(padded, 2)).mean((2, 3)))
+
+    e = explained(Folded(), normal(SAMPLES, 36, 3), (1, 1), method="rollout")
+    assert (e.scores > 0).all() and (e.identity.sum(1) <= 1 + 1e-12).all()
