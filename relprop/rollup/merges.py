@@ -13,7 +13,7 @@ from relprop.operations import FILLS, MOVES, Kind, argument, kind, operand
 from relprop.plan import Step
 from relprop.rollup.present import Present
 from relprop.rollup.sources import Sources, all_of
-from relprop.rules.fields import Places, Weight
+from relprop.rules.shares import Places, Weight
 from relprop.tracer.atoms import Axes, is_token, token_count
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.order import Flow
@@ -235,16 +235,11 @@ class Merges:
         them."""
         layers = {t: layer for t in terms if (layer := self._layer(t)) is not None}
         own = layers.get(term)
-        same = (
-            []
-            if own is None
-            else [
-                (t, operand(layer))
-                for t, layer in layers.items()
-                if _root(operand(layer, 1)) is _root(operand(own, 1))
-            ]
-        )
-        return same if len(same) > 1 else []
+        if own is None:
+            return []
+        weight = _root(operand(own, 1))
+        same = [(t, n) for t, n in layers.items() if _root(operand(n, 1)) is weight]
+        return [(t, operand(n)) for t, n in same] if len(same) > 1 else []
 
     def _layer(self, term: fx.Node) -> fx.Node | None:
         """The linear layer whose result a term is, if it is one."""

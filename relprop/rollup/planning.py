@@ -17,7 +17,6 @@ from relprop.rollup.notes import rollup_notes
 from relprop.rollup.present import ANY
 from relprop.rollup.sources import Sources, all_of, bits_of
 from relprop.rollup.streams import Stream, streams
-from relprop.rules.fields import Carry, Level, Share, Weight, sharing
 from relprop.rules.mixing import mixed, weighed
 from relprop.rules.notes import (
     ConvolutionNote,
@@ -28,6 +27,7 @@ from relprop.rules.notes import (
 )
 from relprop.rules.presets import PAPER
 from relprop.rules.rollup import ROLLUP
+from relprop.rules.shares import Carry, Level, Share, Weight, sharing
 from relprop.tracer.editing import val
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site, describe
@@ -176,9 +176,7 @@ class _Parts:
         beside = kind(step.node) is Kind.JOIN and not self.merges.has_places(step.node)
         rule = step.rule if plain else sharing(step.rule, shares, level, beside and sum(needed) > 1)
         note = step.note
-        if isinstance(
-            note, ConvolutionNote
-        ):  # windows may look at padding that was put there before
+        if isinstance(note, ConvolutionNote):  # its windows may hold padding from before
             note = replace(note, there=self.merges.present.at(step.operands[0], ANY))
         return replace(step, rule=rule, needed=needed, note=note) if any(needed) else None
 

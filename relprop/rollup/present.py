@@ -67,27 +67,19 @@ class Present:
             return None
         inputs = [o for o in tensor_inputs(node) if is_tensor(o)]
         here = [o for o in inputs if self._counts(o, bit)]
-        if not self._leaves_out(node, bit) and all(known.get(o) is None for o in here):
+        everywhere = not self._leaves_out(node, bit) and all(known.get(o) is None for o in here)
+        if everywhere or not here:
             return None
-        shape = val(node).shape
-        of = {o: known.get(o) for o in here}
-        wide = {
-            o: (torch.ones((), device="cpu") if t is None else t)
-            .to(torch.float64)
-            .expand(val(o).shape)
-            for o, t in of.items()
-        }
+        shape, one = val(node).shape, torch.ones((), dtype=torch.float64, device="cpu")
+        at = {o: one if known.get(o) is None else known[o] for o in here}
+        wide = {o: t.expand(val(o).shape) for o, t in at.items() if t is not None}
         made: Tensor | None = None
         if kind(node) in MOVES | {Kind.PAD}:
-            others = dict.fromkeys(inputs, 0.0) if bit != ANY else dict.fromkeys(inputs, 1.0)
-            floats = {o: n for o, n in others.items() if val(o).is_floating_point()}
-            filled = {
-                o: torch.full((), n, dtype=torch.float64, device="cpu").expand(val(o).shape)
-                for o, n in floats.items()
-            }
+            others = [o for o in inputs if val(o).is_floating_point()]
+            filled = {o: (one * (bit == ANY)).expand(val(o).shape) for o in others}
             made = self._labels.push(node, {**filled, **wide})
         elif kind(node) is Kind.LINEAR:
-            made = wide[here[0]].amax(-1, keepdim=True).expand(shape) if here else None
+            made = wide[here[0]].amax(-1, keepdim=True).expand(shape)
         elif kind(node) in KEEPS_PLACES and all(val(o).dim() <= len(shape) for o in here):
             made = torch.stack([w.expand(shape) for w in wide.values()]).amax(0)
         if made is None or bool(made.all()):

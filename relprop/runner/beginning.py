@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from relprop.interpreter.points import Points, Seed, whole
 from relprop.numerics import per_count
 from relprop.rollup import RollUpPlan
-from relprop.rules.fields import Level, levelled
+from relprop.rules.shares import Level, levelled
 from relprop.tracer.calls import per_sample
 
 

@@ -43,8 +43,7 @@ class Atom:
 
     ``position``: whatever its group is, it numbers tokens (of k that were made of each, or laid
     beside each). ``repeated``: its positions hold one and the same thing, or are those of something
-    that was laid beside it. ``of``: what it was cut from, or is made
-    of by weights.
+    that was laid beside it. ``of``: what it was cut from, or is made of by weights.
     """
 
     size: int
