@@ -114,7 +114,7 @@ def mixed(field: Field, call: Call) -> Fields:
     weights = call.inputs[1].abs().to(field.dtype)
     total = weights.sum(-1, keepdim=True)
     share = torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), 0.0)
-    numbers, present = number(finer_along(field, -1, len(weights)), ())
+    numbers, present = number(finer_along(field, -1, weights.shape[-2]), ())
     received = (numbers * present) @ share
     there = ((present @ share) > 0).to(field.dtype)
     return (torch.cat([received * there, there]), *(None for _ in call.operands[1:]))
