@@ -145,6 +145,11 @@ class UndefinedValueWarning(RelpropWarning):
     """A measure is not defined for some samples, whose value is NaN."""
 
 
+class PictureWarning(RelpropWarning):
+    """Something of a picture is not read: transparency, levels beyond 8 bits, colours of another
+    space, all frames but one."""
+
+
 class OtherClassWarning(RelpropWarning):
     """Explanations are not of the class that the measure is about."""
 

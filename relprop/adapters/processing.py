@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 from relprop.adapters.base import Prepared, cannot_prepare
 from relprop.adapters.patches import patches, whole_originals
-from relprop.adapters.pictures import found_originals, picture_size
-from relprop.errors import InputError
+from relprop.adapters.pictures import found_originals
+from relprop.adapters.rgb import as_rgb, is_picture
+from relprop.errors import InputError, RelpropError
 from relprop.tracer.offloaded import home_of
+
+READY = "inputs = processor(images=picture, do_rescale=False, return_tensors='pt')   # of 0 … 1"
 
 
 def tokenizer_of(processor: Any) -> Any:
@@ -50,7 +53,7 @@ def kind_of(thing: Any) -> str:
     first = thing[0] if isinstance(thing, (list, tuple)) and thing else thing
     if isinstance(first, (str, list, tuple)):
         return "text"
-    if picture_size(first) is not None:
+    if is_picture(first):
         return "a picture"
     return "sound" if isinstance(first, np.ndarray) and first.ndim == 1 else ""
 
@@ -58,13 +61,40 @@ def kind_of(thing: Any) -> str:
 def processed(model: nn.Module, inputs: Any, processor: Any) -> Prepared:
     """What the model reads, from text, pictures, sound, or a dict of the processor's own arguments;
     and where the pictures' parts are in it."""
+    images = image_processor_of(processor)
     try:
+        if images is not None:
+            inputs = _with_pictures(inputs, images, files=tokenizer_of(processor) is None)
         made = _made(inputs, processor)
-    except (TypeError, ValueError, KeyError) as error:
+    except RelpropError:
+        raise
+    except (TypeError, ValueError, KeyError, RuntimeError, OSError) as error:
         raise cannot_prepare(inputs, processor, error) from error
-    pictures, images = _pictures_in(inputs), image_processor_of(processor)
+    pictures = _pictures_in(inputs)
     known = {} if pictures is None or images is None else _pictured(pictures, images, made)
     return Prepared(_accepted(model, made), processor, **known)
+
+
+def _with_pictures(inputs: Any, images: Any, *, files: bool) -> Any:
+    """The same with the pictures in RGB, or in grey where the processor's mean is of one level;
+    ``files``: texts are names of them."""
+    mean = getattr(images, "image_mean", None)
+    channels = len(mean) if isinstance(mean, (list, tuple)) else 3
+
+    def read(thing: Any, name: str = "") -> Any:
+        if isinstance(thing, (list, tuple)):
+            return [read(one, f"picture {i} of {len(thing)}") for i, one in enumerate(thing, 1)]
+        if isinstance(thing, np.ndarray) and thing.ndim == 4:
+            return read(list(thing))
+        known = is_picture(thing) or (files and isinstance(thing, str))
+        return as_rgb(thing, name, channels=channels, ready=READY) if known else thing
+
+    if channels not in (1, 3):
+        return inputs
+    if isinstance(inputs, Mapping):
+        return dict(inputs) | {"images": read(inputs["images"])} if "images" in inputs else inputs
+    sound = isinstance(inputs, np.ndarray) and inputs.ndim == 1
+    return inputs if sound else read(inputs)
 
 
 def _made(inputs: Any, processor: Any) -> Any:

@@ -11,6 +11,12 @@ from typing import Any
 from torch import nn
 
 from relprop.adapters.base import Adapter, Prepared, ready
+from relprop.adapters.rgb import as_rgb
+
+READY = (
+    "inputs = relprop.data.image_transform(model)[1](torch.from_numpy(picture).movedim(-1, 0)[None]"
+    ".float())   # of 0 … 1, of the model's size"
+)
 
 
 class Timm(Adapter):
@@ -26,7 +32,9 @@ class Timm(Adapter):
         """Pictures through timm's own evaluation transform for this model, unless another is
         given."""
         if processor is None and not ready(inputs):
-            processor = _transform(model)
+            processor, channels = _transform(model), _config(model).get("input_size", (3,))[0]
+            some = inputs if isinstance(inputs, (list, tuple)) else [inputs]
+            inputs = [as_rgb(one, channels=channels, ready=READY) for one in some]
         return super().prepare(model, inputs, processor)
 
     def label_index(self, model: nn.Module, label: str) -> int | None:

@@ -103,7 +103,8 @@ def _checked(given: OneInput) -> OneInput:
 
 def _named(argument: str) -> OneInput:
     """A file's picture, or the argument itself as a text."""
-    from relprop.data.images import ENDINGS, read_picture
+    from relprop.adapters.rgb import read_picture
+    from relprop.data.images import ENDINGS
 
     path = Path(argument)
     if argument and _exists(path):
@@ -150,7 +151,7 @@ def _from_stdin() -> OneInput:
     try:
         return OneInput(None, given.decode("utf-8").rstrip("\r\n"), "standard input")
     except UnicodeDecodeError:
-        from relprop.data.images import read_picture
+        from relprop.adapters.rgb import read_picture
 
         source: Any = io.BytesIO(given)
         return OneInput(read_picture(source, "standard input"), None, "standard input")

@@ -9,9 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from relprop.adapters.rgb import read_picture
 from relprop.data.base import Sample
 from relprop.data.files import described, existing, given_classes, listing, position
-from relprop.data.images import ENDINGS, Size, Transform, as_image, read_picture, to_image
+from relprop.data.images import ENDINGS, Size, Transform, as_image, to_image
 from relprop.door import guarded
 from relprop.errors import InputError
 

@@ -10,10 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from relprop.adapters.rgb import rgb
 from relprop.data.base import Sample
 from relprop.data.columns import Row, TextColumns, class_names
 from relprop.data.files import described, existing, given_classes, needed, position
-from relprop.data.images import Size, Transform, as_image, rgb, to_image
+from relprop.data.images import Size, Transform, as_image, to_image
 from relprop.door import guarded
 from relprop.errors import InputError, OptionError
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from relprop.adapters.rgb import rgb
 from relprop.data.files import needed
 from relprop.door import guarded
 from relprop.errors import InputError, OptionError, first_line
@@ -127,47 +127,6 @@ def image_tensor(picture: Any) -> Tensor:
     """A PIL image as (3, H, W), float32, in [0, 1]."""
     pixels = torch.from_numpy(np.array(rgb(picture), copy=True))
     return pixels.permute(2, 0, 1).contiguous().float().div(255)
-
-
-def rgb(picture: Any) -> Any:
-    """A PIL image in 8-bit RGB, as torchvision's and timm's data sets have it, and where theirs
-    clips (16 bits per pixel), scaled.
-
-    Grey levels become three equal channels; palettes their colours; transparency is left out (the
-    colours beneath it show); 16-bit levels 0 … 65535 become 0 … 255; of moving pictures the first
-    is taken. Raises ``InputError`` for pixels that are floating-point or larger: nobody knows what
-    is white.
-    """
-    if picture.mode == "RGB":
-        return picture
-    if picture.mode.startswith("I"):
-        return _of_16_bits(picture)
-    if picture.mode == "F":
-        raise InputError("pixels are floating-point numbers: which of them is white?")
-    return (picture.convert("RGBA") if picture.mode in ("P", "PA") else picture).convert("RGB")
-
-
-def _of_16_bits(picture: Any) -> Any:
-    levels = np.array(picture).astype(np.int64)
-    if levels.min() < 0 or levels.max() > 65535:
-        fact = f"pixels from {levels.min()} to {levels.max()}"
-        raise InputError(f"{fact}: grey levels of 16 bits, 0 to 65535, are known")
-    return needed("PIL.Image").fromarray(np.round(levels / 257).astype(np.uint8)).convert("RGB")
-
-
-def read_picture(path: Path, name: str, *, upright: bool = False) -> Any:
-    """The picture in a file, in RGB (``rgb``); ``upright``: turned as its EXIF orientation says.
-    Raises ``InputError`` that names it."""
-    image = needed("PIL.Image")
-    broken = OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError
-    try:
-        with image.open(path) as picture:
-            picture.load()
-            return rgb(needed("PIL.ImageOps").exif_transpose(picture) if upright else picture)
-    except InputError as error:
-        raise InputError(str(error), at=name) from None
-    except (*broken, image.DecompressionBombError) as error:
-        raise InputError(f"no picture can be read: {error}", at=name) from None
 
 
 def to_image(size: Size | None, transform: Transform | None) -> Transform:

@@ -10,10 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from relprop.adapters.rgb import read_picture
 from relprop.data.base import Sample
 from relprop.data.columns import Row, TextColumns, class_names
 from relprop.data.files import described, digest, given_classes, listing, position
-from relprop.data.images import Size, Transform, as_image, read_picture, to_image
+from relprop.data.images import Size, Transform, as_image, to_image
 from relprop.data.rows import Rows, rows_of
 from relprop.door import guarded
 

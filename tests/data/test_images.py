@@ -108,6 +108,10 @@ def test_broken_files_are_named(tmp_path, content, ending):
         ImageFolder(tmp_path)[0]
 
 
+#: What is not read of a picture is said (tests/adapters/test_kinds_of_pictures.py).
+UNREAD = pytest.mark.filterwarnings("ignore::relprop.errors.PictureWarning")
+
+
 def one(tmp_path, picture, name="x.png", **options):
     size = (picture.size[1], picture.size[0])
     picture.save(tmp_path / name, **({"exif": options.pop("exif")} if "exif" in options else {}))
@@ -129,6 +133,7 @@ def test_grey_is_three_equal_channels(tmp_path):
     }
 
 
+@UNREAD
 def test_transparency_is_left_out(tmp_path):
     picture = noise(6, 7, 4)
     assert torch.equal(one(tmp_path, picture), tensor(picture)[:3])
@@ -136,15 +141,15 @@ def test_transparency_is_left_out(tmp_path):
     assert torch.equal(one(tmp_path, grey), tensor(grey)[:1].expand(3, 6, 7))
 
 
+@UNREAD
 def test_palettes_become_their_colours(tmp_path):
     picture = noise(6, 7).quantize(16)
     assert torch.equal(one(tmp_path, picture), tensor(picture.convert("RGB")))
     picture.save(tmp_path / "x.png", transparency=bytes([0, 128, 255]))
-    assert torch.equal(
-        ImageFolder(tmp_path, size=(6, 7))[0].inputs, tensor(picture.convert("RGB"))
-    )  # and no warning
+    assert torch.equal(ImageFolder(tmp_path, size=(6, 7))[0].inputs, tensor(picture.convert("RGB")))
 
 
+@UNREAD
 def test_sixteen_bits_are_scaled_not_clipped(tmp_path):
     levels = np.linspace(0, 65535, 42).astype(np.uint16).reshape(6, 7)
     image = one(tmp_path, Image.fromarray(levels))
@@ -161,6 +166,7 @@ def test_floating_point_pixels_are_refused(tmp_path):
         one(tmp_path, Image.fromarray(np.array([[0, 70000]], np.int32)), "x.tif")
 
 
+@UNREAD
 def test_other_colours_are_converted(tmp_path):
     image = one(tmp_path, Image.new("CMYK", (4, 4), (0, 255, 255, 0)), "x.tif")
     assert torch.equal(image, torch.tensor([1.0, 0, 0])[:, None, None].expand(3, 4, 4))

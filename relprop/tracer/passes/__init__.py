@@ -39,7 +39,6 @@ from relprop.tracer.passes.lookups.picks import pick_tokens
 from relprop.tracer.passes.lookups.rows import raise_lookups
 from relprop.tracer.passes.products.cosines import scale_operands
 from relprop.tracer.passes.products.factors import join_factors
-from relprop.tracer.passes.products.outputs import join_outputs
 from relprop.tracer.passes.products.raising import raise_products
 from relprop.tracer.passes.products.routed import route_rows
 from relprop.tracer.passes.products.scales import scale_inputs
@@ -130,7 +129,6 @@ PASSES = (
     SIMPLIFIED,
     Pass(weigh_rows, "experts' tokens with their shares are one product", "constants"),
     Pass(join_split_inputs, "a layer that was cut by its inputs is one", "constants"),
-    Pass(join_outputs, "a layer that was cut by its outputs is one"),
     Pass(join_biases, "what is added at every position is a layer's own"),
     Pass(raise_channels, "a scale and a bias of channels are a norm's", "constants"),
     Pass(join_rotations, "rotary positions are one sum, however written", "constants"),
