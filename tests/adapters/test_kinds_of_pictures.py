@@ -1,5 +1,5 @@
-"""A picture, however it is given, is the same picture saved as RGB, bit for bit; what is not read of
-it is said; or it is refused with a call that works."""
+"""A picture, however it is given, is the same picture saved as RGB, bit for bit; what is not read
+of it is said; or it is refused with a call that works."""
 
 import io
 
