@@ -5,17 +5,18 @@ the tests are asked whether they notice.
     python -m tools.mutants --only "rules/sums.py:split: if total == 0: -> if total != 0:"
 
 No file is changed: a process forked from one that has the libraries compiles the changed module as
-it imports it. First the tests run once under coverage.py, which tells what each reaches. A mutant
-then meets the tests of its own folder that reach its statement, and if it lives, others: the
-shortest first, as many as took ``BUDGETS`` seconds; each run is stopped after ``STOP`` of processor
-time. A draw goes on where it was stopped (``build/mutants``). What a test starts as a process of
-its own is not mutated. Neither mutmut nor cosmic-ray tells folders of tests apart, draws by a seed,
-or names a mutant by its statement.
+it imports it. First the tests run once with a mark at each statement, which tells what each
+reaches. A mutant then meets the tests of its own folder that reach its statement, and if it lives,
+others: the shortest first, as many as took ``BUDGETS`` seconds; each run is stopped after ``STOP``
+of processor time. A draw goes on where it was stopped (``build/mutants``). What a test starts as a
+process of its own is not mutated. Neither mutmut nor cosmic-ray tells folders of tests apart, draws
+by a seed, or names a mutant by its statement.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import copy
 import importlib
 import json
@@ -27,14 +28,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-import coverage
 import pytest
 import typer
 
@@ -62,8 +62,9 @@ SWAPPED |= {ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.Pow: ast.Mult}
 ALONE = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)
 NO_CODE = ("annotation", "returns", "decorator_list", "bases")
 CHECKS = ("strict", "stacklevel")
-#: The name, the area, the file, its changed code, and the lines of the statement.
-Mutant = tuple[str, str, Path, Any, range]
+#: The name, the area, the file, its changed code, and the statement's line if it is in a function.
+Mutant = tuple[str, str, Path, Any, int | None]
+REACHED = set[tuple[str, int]]()  # the file and the line of each mark that has been passed
 
 
 def replacements(node: ast.AST, place: str) -> Iterator[ast.AST]:
@@ -120,40 +121,63 @@ def line(statement: ast.stmt) -> str:
     return " ".join(ast.unparse(bare).split())
 
 
+def files() -> list[tuple[str, Path]]:
+    """What is changed: the area, and the file."""
+    at = ROOT / "relprop"
+    return [(a, p) for a, (some, _) in AREAS.items() for one in some for p in sorted(at.glob(one))]
+
+
+def inner(tree: ast.AST) -> set[ast.AST]:
+    """What is inside functions: it does not run when the file is imported."""
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]
+    return {n for f in functions for s in f.body for n in ast.walk(s)}
+
+
 def mutants(asked: Container[str] = ()) -> Iterator[Mutant]:
     """Each mutant; those that are asked for with the changed file's code."""
     seen: Counter[str] = Counter()
-    for area, (patterns, _) in AREAS.items():
-        for path in sorted(p for one in patterns for p in (ROOT / "relprop").glob(one)):
-            tree = ast.parse(path.read_text())
-            for function, statement, holder, at, new in list(changes(tree)):
-                before, old, holder[at] = line(statement), holder[at], new
-                after = "pass" if old is statement else line(statement)
-                name = f"{path.relative_to(ROOT / 'relprop')}:{function}: {before} -> {after}"
-                seen[name] += 1
-                name += "'" * (seen[name] - 1)  # two changes that look the same
-                ast.fix_missing_locations(tree)
-                code = compile(tree, str(path), "exec") if name in asked else None
-                blocks = getattr(statement, "body", None)
-                last = blocks[0].lineno - 1 if blocks else statement.end_lineno
-                lines = range(statement.lineno, max(last, statement.lineno) + 1)
-                yield name, area, path, code, lines
-                holder[at] = old
+    for area, path in files():
+        tree = ast.parse(path.read_text())
+        inside = inner(tree)
+        for function, statement, holder, at, new in list(changes(tree)):
+            before, old, holder[at] = line(statement), holder[at], new
+            after = "pass" if old is statement else line(statement)
+            name = f"{path.relative_to(ROOT / 'relprop')}:{function}: {before} -> {after}"
+            seen[name] += 1
+            name += "'" * (seen[name] - 1)  # two changes that look the same
+            ast.fix_missing_locations(tree)
+            code = compile(tree, str(path), "exec") if name in asked else None
+            yield name, area, path, code, statement.lineno if statement in inside else None
+            holder[at] = old
 
 
 class Watch:
-    """A pytest plugin: coverage.py is told which test runs, and what each took is kept."""
+    """A pytest plugin that keeps what each test takes, and which marks it reaches."""
 
-    def __init__(self, watched: coverage.Coverage) -> None:
-        self.watched, self.took = watched, Counter[str]()
+    def __init__(self) -> None:
+        self.took, self.reached = Counter[str](), defaultdict[str, set[tuple[str, int]]](set)
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
         """A test function with all its parameters is one."""
         name, began = item.nodeid.split("[")[0], time.process_time()
-        self.watched.switch_context(name)
+        REACHED.clear()
         yield
         self.took[name] += time.process_time() - began  # type: ignore[assignment]
+        self.reached[name] |= REACHED
+
+
+def marked(path: Path) -> Any:
+    """The code of a file, each statement of its functions with a mark before it."""
+    tree = ast.parse(path.read_text())
+    inside = inner(tree)
+    for node in list(ast.walk(tree)):
+        for _, block in ast.iter_fields(node):
+            if isinstance(block, list) and block and block[0] in inside:
+                for s in [s for s in block if isinstance(s, ast.stmt)]:
+                    mark = ast.parse(f"__reached__.add(({str(path)!r}, {s.lineno}))").body[0]
+                    block.insert(block.index(s), ast.copy_location(mark, s))
+    return compile(ast.fix_missing_locations(tree), str(path), "exec")
 
 
 def quiet() -> None:
@@ -161,15 +185,27 @@ def quiet() -> None:
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
+def imported(codes: Callable[[str], Any]) -> None:
+    """Import the files of which there is another code as that."""
+    usual = SourceFileLoader.get_code
+
+    def changed(self: Any, name: str) -> Any:
+        return codes(self.path) or usual(self, name)
+
+    SourceFileLoader.get_code = changed  # type: ignore
+
+
 def look(file: str, kept: Path) -> int:
-    """Run a file of tests under coverage.py: what each takes, and which tests reach which lines."""
+    """Run a file of tests with marks: what each takes, and which tests reach which lines."""
     quiet()
-    watched = coverage.Coverage(data_file=None, include=[f"{ROOT}/relprop/*"])
-    watched.start()
-    code = pytest.main([*OPTIONS, file], plugins=[at := Watch(watched)])
-    watched.stop()
-    data = watched.get_data()
-    reached = {f: data.contexts_by_lineno(f) for f in data.measured_files()}
+    vars(builtins)["__reached__"] = REACHED
+    paths = {str(path) for _, path in files()}
+    imported(lambda path: marked(Path(path)) if path in paths else None)
+    code = pytest.main([*OPTIONS, file], plugins=[at := Watch()])
+    reached = defaultdict[str, defaultdict[int, list[str]]](lambda: defaultdict(list))
+    for test, places in at.reached.items():
+        for path, line_ in places:
+            reached[path][line_].append(test)
     kept.write_text(json.dumps({"took": at.took, "reached": reached}))
     return int(code)
 
@@ -180,12 +216,7 @@ def meet(path: Path, code: Any, tests: list[str]) -> int:
     used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     resource.setrlimit(resource.RLIMIT_CPU, (int(used) + STOP, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, resource.RLIM_INFINITY))
-    usual = SourceFileLoader.get_code
-
-    def changed(self: Any, name: str) -> Any:
-        return code if self.path == str(path) else usual(self, name)
-
-    SourceFileLoader.get_code = changed  # type: ignore
+    imported(lambda found: code if found == str(path) else None)
     return int(pytest.main([*OPTIONS, "-x", *tests]))
 
 
@@ -211,15 +242,14 @@ def known(folder: Path, pool: ThreadPoolExecutor) -> dict[str, Any]:
     return {f: json.loads(kept.read_text()) for f, kept in files.items()}
 
 
-def chosen(found: dict[str, Any], path: Path, lines: range, budget: float) -> list[str]:
-    """The shortest tests that reach one of the lines, within a budget; each file's together."""
+def chosen(found: dict[str, Any], path: Path, at: int | None, budget: float) -> list[str]:
+    """The shortest tests that reach a line, within a budget; each file's together. What runs at
+    import is for all tests that reach something of the file."""
     tests = []
     for of in found.values():
         reached = of["reached"].get(str(path), {})
-        places = [reached.get(str(at), []) for at in lines]
-        if any("" in place for place in places):  # what runs at import is for all tests of the file
-            places = list(reached.values())
-        tests += [(of["took"][test], test) for test in set().union(*places) - {""}]
+        places = reached.values() if at is None else [reached.get(str(at), [])]
+        tests += [(of["took"][test], test) for test in set().union(*places)]
     within = []
     for took, test in sorted(tests):
         budget -= took
@@ -229,11 +259,11 @@ def chosen(found: dict[str, Any], path: Path, lines: range, budget: float) -> li
 
 def verdict(mutant: Mutant, found: dict[str, Any]) -> str:
     """What came of a mutant."""
-    _, area, path, code, lines = mutant
+    _, area, path, code, at = mutant
     own = {f: of for f, of in found.items() if f.startswith(AREAS[area][1])}
     others = {f: of for f, of in found.items() if f not in own}
     for came, asked, budget in zip((OWN, OTHERS), (own, others), BUDGETS, strict=True):
-        tests = chosen(asked, path, lines, budget)
+        tests = chosen(asked, path, at, budget)
         if ended := apart(meet, path, code, tests) if tests else 0:  # or a crash
             return STOPPED if ended in (-signal.SIGXCPU, -signal.SIGKILL) else came
     return LIVED

@@ -63,7 +63,7 @@ def test_who_notices(tmp_path, own, others, came):
         path = tmp_path / file.replace("/", "_")
         path.write_text(f"from held import x\ndef test_it():\n    assert {asserts}\n")
         test = f"{path}::test_it"
-        reached = {str(module): {"1": ["", test]} if asserts else {}}
+        reached = {str(module): {"1": [test]} if asserts else {}}
         took = {test: 0.1}
         found[file] = {"took": took, "reached": reached}
     code = f"""if True:
@@ -71,7 +71,7 @@ def test_who_notices(tmp_path, own, others, came):
         from pathlib import Path
         from tools.mutants import verdict
         code = compile("x = 2", {str(module)!r}, "exec")
-        print(verdict(("name", "rules", Path({str(module)!r}), code, range(1, 2)), {found!r}))
+        print(verdict(("name", "rules", Path({str(module)!r}), code, 1), {found!r}))
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == came
