@@ -10,7 +10,7 @@ from dataclasses import replace
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from relprop.operations import Kind, argument, kind, of, operand
+from relprop.operations import Kind, argument, is_call, kind, of, operand
 from relprop.rules.notes import (
     ConvolutionNote,
     FieldNote,
@@ -21,7 +21,7 @@ from relprop.rules.notes import (
     SiteNote,
 )
 from relprop.tracer.atoms import Axes, is_token, token_count
-from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.editing import aten, tensor_inputs, val
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site
 
@@ -71,7 +71,8 @@ def _note(program: Program, flow: Flow, node: fx.Node) -> FieldNote:
         return replace(_convolution(node, source_axes), token_axes=axes)
     if what is Kind.MATMUL:
         return replace(_product(node, program), token_axes=axes)
-    routed = what in ROUTED and len(flow.inputs[node]) == 1 and bool(source_axes)
+    picks = what in ROUTED or is_call(node, aten.scatter_reduce)
+    routed = picks and len(flow.inputs[node]) == 1 and bool(source_axes)
     return FieldNote(
         axes,
         adds=_repeats_tokens(node, source_axes),
@@ -92,7 +93,7 @@ def _routed(node: fx.Node, source_axes: Axes) -> tuple[Folded, ...]:
     where an index points, which may be another for each head."""
     rank = len(source_axes)
     over: tuple[int, ...] = ()
-    if kind(node) is Kind.GATHER:
+    if kind(node) is Kind.GATHER or is_call(node, aten.scatter_reduce):
         over = (argument(node, "dim") % rank,)
     elif kind(node) is Kind.INDEX:
         over = tuple(i for i, index in enumerate(argument(node, "indices")) if index is not None)

@@ -69,10 +69,11 @@ def rollup_plan(
     found = streams(program, flow, starts, sites) if read is None else read
     plan = _planned(program, flow, starts, sites, [s.node for s in found])
     for step in plan.steps:
-        if step.rule.name == ROLLUP.generic.name and any(
+        unlisted = step.rule.name == ROLLUP.generic.name and any(
             n and val(o).shape != val(step.node).shape
             for o, n in zip(step.operands, step.needed, strict=True)
-        ):
+        )
+        if unlisted or "prod" in step.node.args:  # products by index
             raise RollUpError(
                 message(
                     (

@@ -50,8 +50,8 @@ def _routed(field: Field, call: Call) -> Fields:
     if not routed:
         return found  # type: ignore[return-value]
     return tuple(
-        f if f is None else torch.cat([f[:-1], _everywhere(f[-1:] > 0, routed).to(f.dtype)])
-        for f in found
+        torch.cat([f[:-1], _everywhere(f[-1:] > 0, routed).to(f.dtype)]) if f is not None else None
+        for f in (f if o.flows else None for f, o in zip(found, call.operands, strict=True))
     )
 
 
@@ -115,7 +115,7 @@ ROLLUP = RuleSet(
             ((aten.pixel_shuffle,), Rule(_shuffled, FIELD_MOVE, "rollup", frozenset())),
             *(((key,), _back_through(inverse)) for key, inverse in INVERSES),
             ((*MOVES, *FILLS), _back_through(moved_back)),
-            (ROUTED, Rule(_routed, FIELD_MOVE, "rollup", frozenset({"inputs"}))),
+            ((*ROUTED, aten.scatter_reduce), Rule(_routed, FIELD_MOVE, "rollup", frozenset({"inputs"}))),
             ((Kind.LINEAR,), projected),
             (REDUCED, pooled),
             ((Kind.CONVOLUTION,), convolved),

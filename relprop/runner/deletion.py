@@ -3,8 +3,9 @@ up, and y_t is read where its position has gone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, fx, nn
@@ -17,6 +18,7 @@ from relprop.tracer.program import Program
 
 AT_ONCE, LARGEST = 32, 2**26  # rows in one pass, and numbers that they may give
 COUNTED = "position_ids"  # behind what is gone it counts on without a gap
+ALONGSIDE = ("attention_mask", "token_type_ids", COUNTED)
 
 #: A sample, and which of its positions are gone, (positions,), bool.
 Row = tuple[int, Tensor]
@@ -25,32 +27,33 @@ Values = dict[fx.Node, Tensor]
 
 @dataclass(frozen=True)
 class Deletion:
-    """Positions taken out of the text ``name``, one of a program's ``inputs``. ``causal``: whether
-    the model predicts next tokens, so that nothing sees what stands behind."""
+    """Positions taken out of the text ``name``, one of a program's ``inputs``: the model reads
+    texts that are really shorter."""
 
     program: Program
     model: nn.Module
     inputs: Inputs
     name: str
-    causal: bool
 
     def values(self, rows: Sequence[Row]) -> Iterator[tuple[int, Values]]:
         """For each row, in any order, its place and the values of the program's outputs, (1, *those
         of one sample), at the places of the whole text: of a position that is gone those of the
-        last one before it. Raises ``OptionError`` where the model fails."""
-        sizes = [0 if self.padded else int(gone.sum()) for _, gone in rows]
+        last one before it. Where padding alone is taken out nothing is. Raises ``OptionError``
+        where the model fails, or spreads one position over as many as it is made for."""
+        rows = [(k, gone & (gone & self._seen[k]).any()) for k, gone in rows]
+        sizes = [int(gone.sum()) for _, gone in rows]
+        count = self._text.shape[1]
+        if count - 1 in sizes and not self._runs([0, 1] if count > 2 else [0, 1, 1]):
+            raise OptionError(
+                f"leave_one_out: the model is made for {count} positions of {self.name!r} each, and "
+                "would spread one that is left over all",
+                then=["method='occlusion' hides positions instead"],
+            )
         for size in sorted(set(sizes)):
             same = [k for k, found in enumerate(sizes) if found == size]
             for first in range(0, len(same), self._at_once):
                 some = same[first : first + self._at_once]
                 yield from zip(some, self._passed([rows[k] for k in some], size), strict=True)
-
-    @property
-    def padded(self) -> bool:
-        """Whether others can stand behind a text in place of what is gone, where nothing sees them,
-        so that texts of all lengths are one batch."""
-        masked = f"{self.name.removesuffix('input_ids')}attention_mask" in self.inputs.names
-        return masked or (self.causal and not self._beside)
 
     @property
     def _at_once(self) -> int:
@@ -61,22 +64,21 @@ class Deletion:
     def _text(self) -> Tensor:
         return self.inputs.tensors[self.inputs.names.index(self.name)]
 
+    @cached_property
+    def _seen(self) -> Tensor:
+        """Which positions of each sample are no padding, by the text's own mask."""
+        name = self.name.removesuffix("input_ids") + ALONGSIDE[0]
+        if name not in self._alongside:
+            return torch.ones(self._text.shape, dtype=torch.bool)
+        return self.inputs.tensors[self.inputs.names.index(name)].cpu() != 0
+
     def _passed(self, rows: Sequence[Row], size: int) -> list[Values]:
-        """One pass of the model over some rows, each of which lacks ``size`` positions in the
-        end."""
+        """One pass of the model over some rows, each of which lacks ``size`` positions."""
         samples = torch.tensor([sample for sample, _ in rows])
         gone = torch.stack([gone for _, gone in rows])
-        order = gone.to(torch.uint8).sort(dim=1, stable=True).indices  # what is left comes first
-        order = order[:, : order.shape[1] - size]
-        both = zip(self.inputs.names, self.inputs.tensors, self.inputs.batched, strict=True)
-        tensors = tuple(
-            self._moved(name, tensor[samples.to(tensor.device)], gone, order) if batched else tensor
-            for name, tensor, batched in both
-        )
+        left = gone.to(torch.uint8).sort(dim=1, stable=True).indices[:, : gone.shape[1] - size]
         try:
-            eager = model_outputs(
-                self.model, replace(self.inputs, tensors=tensors, batch=len(rows))
-            )
+            eager = model_outputs(self.model, self._cut(samples, left, self._alongside))
         except Exception as error:
             if out_of_memory(error):
                 raise
@@ -91,21 +93,52 @@ class Deletion:
         }
         return [{n: v[k : k + 1] for n, v in made.items()} for k in range(len(rows))]
 
-    def _moved(self, name: str, tensor: Tensor, gone: Tensor, order: Tensor) -> Tensor:
-        """What an input has for the positions that are left, and behind them what is not seen."""
-        if not self._is_alongside(name, tensor):
-            return tensor
-        at = order.to(tensor.device)
-        found = tensor.gather(1, at)
-        if name.endswith(COUNTED):
-            found = found - (gone.cumsum(1) * ~gone).gather(1, order).to(found)
-        hidden = gone.gather(1, order).to(tensor.device)
-        return found.masked_fill(hidden, 0) if name.endswith("attention_mask") else found
+    def _cut(self, samples: Tensor, left: Tensor, alongside: Collection[str]) -> Inputs:
+        """The inputs of some samples with the positions that are ``left`` of the text and of what
+        is ``alongside``; given positions count on without a gap."""
 
-    def _is_alongside(self, name: str, tensor: Tensor) -> bool:
-        """Whether an input has a number for every position of the text."""
-        same = tensor.dim() == 2 and tensor.shape[1] == self._text.shape[1]
-        return same and name.startswith("decoder_") == self.name.startswith("decoder_")
+        def cut(name: str, tensor: Tensor) -> Tensor:
+            found = tensor[samples.to(tensor.device)]
+            if name != self.name and name not in alongside:
+                return found
+            at = left.to(tensor.device)
+            gap = at - torch.arange(at.shape[1], device=at.device)
+            found = found.gather(1, at)
+            return found - gap.to(found) if name.endswith(COUNTED) else found
+
+        both = zip(self.inputs.names, self.inputs.tensors, self.inputs.batched, strict=True)
+        tensors = tuple(cut(n, t) if batched else t for n, t, batched in both)
+        return replace(self.inputs, tensors=tensors, batch=len(samples))
+
+    @cached_property
+    def _alongside(self) -> frozenset[str]:
+        """The inputs that have a number for every position of the text: of those of one length the
+        ones that go by their names, or without which the model does not read a text of another
+        length (the second text of a pair does not)."""
+        both = zip(self.inputs.names, self.inputs.tensors, self.inputs.batched, strict=True)
+        count, own = self._text.shape[1], self.name.removesuffix("input_ids")
+        found = {
+            name
+            for name, tensor, batched in both
+            if batched and name != self.name and tensor.dim() == 2 and tensor.shape[1] == count
+            if name.startswith("decoder_") == self.name.startswith("decoder_")
+        }
+        named = found & {own + end for end in ALONGSIDE}
+        order = [*range(count - 1)] if count > 2 else [0, 1, 1]
+        return frozenset(
+            name for name in found if name in named or not self._runs(order, found - {name})
+        )
+
+    def _runs(self, left: list[int], alongside: Collection[str] | None = None) -> bool:
+        """Whether the model takes the first sample's text with these positions."""
+        names = self._alongside if alongside is None else alongside
+        try:
+            model_outputs(self.model, self._cut(torch.tensor([0]), torch.tensor([left]), names))
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            return False
+        return True
 
     def _back(self, node: fx.Node, value: Tensor, gone: Tensor) -> Tensor:
         """An output of rows whose positions have moved, at the places of the whole text."""

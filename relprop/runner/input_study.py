@@ -93,8 +93,7 @@ class InputStudy(Study):
         """(rows,): y_t of the user's own model with positions of the text ``name`` deleted; each
         row is a sample and which of its positions are gone, (positions,), bool."""
         session, inputs = self.session, self.run.inputs
-        causal = session.adapter.is_causal(session.model)
-        deletion = Deletion(self.program, session.model, inputs, name, causal)
+        deletion = Deletion(self.program, session.model, inputs, name)
         found = torch.zeros(len(rows), dtype=self.start.scalars.dtype)
         for k, values in deletion.values(rows):
             spread = {n: v.expand(inputs.batch, *v.shape[1:]) for n, v in values.items()}

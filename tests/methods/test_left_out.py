@@ -115,6 +115,102 @@ def test_a_span_is_read_where_it_has_moved_to_and_callables_are():
     assert float(e.scores.sum()) == pytest.approx(float(whole[3, 21] - left), abs=1e-9)
 
 
+CLASSIFIERS = {
+    "GPT2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 40},
+    "Qwen2": {**SIZES, "num_key_value_heads": 1},
+    "OPT": {**SIZES, "ffn_dim": 32, "word_embed_proj_dim": 16},
+    "Gemma": {**SIZES, "num_key_value_heads": 1, "head_dim": 8},
+    "Mistral": {**SIZES, "num_key_value_heads": 1},
+}
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["ids", "ids and mask"])
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_classifiers_that_read_the_last_token_read_it_in_the_shorter_text(name, masked):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(
+        **CLASSIFIERS[name], pad_token_id=0, num_labels=3
+    )
+    kind = getattr(transformers, f"{name}ForSequenceClassification")
+    model = kind(config).eval().double().requires_grad_(False)
+    given = {"input_ids": IDS} | ({"attention_mask": torch.ones_like(IDS)} if masked else {})
+    e = relprop.explain(model, given, 1, method="leave_one_out")
+    for sample in (0, 1):
+        whole = model(IDS[sample : sample + 1]).logits[0, 1]
+        left = [model(cut(IDS[sample], [k])).logits[0, 1] for k in range(7)]
+        assert torch.allclose(e.scores[sample], whole - torch.stack(left), atol=1e-9)
+
+
+HEADS = {
+    "the last row": lambda h: h[:, -1],
+    "the mean": lambda h: h.mean(1),
+    "the maximum": lambda h: h.amax(1),
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_heads_of_ones_own_read_the_shorter_text(head):
+    class Headed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model, self.head = llama().model, torch.nn.Linear(16, 3).double()
+
+        def forward(self, input_ids, attention_mask=None):
+            hidden = self.model(input_ids, attention_mask=attention_mask).last_hidden_state
+            return self.head(HEADS[head](hidden))
+
+    model = Headed().eval()
+    given = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
+    e = relprop.explain(model, given, 1, method="leave_one_out")
+    whole = model(IDS)[:, 1]
+    left = torch.stack([model(cut(IDS[0], [k]))[0, 1] for k in range(7)])
+    assert torch.allclose(e.scores[0], whole[0] - left, atol=1e-9)
+
+
+class Siamese(Bag):
+    """Two texts, and a mask of the first."""
+
+    def forward(self, ids, others, shown):
+        def read(ids, shown=1.0):
+            x = self.embed(ids) + self.place(torch.arange(ids.shape[1]))
+            x = x + self.mix(x, x, x, need_weights=False)[0]
+            return (x * shown).mean(1)
+
+        return self.head(read(ids, shown[..., None]) * read(others))
+
+
+@pytest.mark.parametrize("count", [2, 7])
+def test_a_second_text_of_the_same_length_stays_whole(count):
+    model = Siamese().eval().double().requires_grad_(False)
+    ids, shown = IDS[:, :count], torch.rand(2, count, dtype=torch.float64)
+    e = relprop.explain(model, (ids, ids.flip(0), shown), 1, method="leave_one_out")
+    for sample in (0, 1):
+        given = [t[sample : sample + 1] for t in (ids, ids.flip(0), shown)]
+        for gone in range(count):
+            left = model(cut(ids[sample], [gone]), given[1], cut(shown[sample], [gone]))
+            change = model(*given) - left
+            assert float(e["input_0"].scores[sample, gone]) == pytest.approx(
+                float(change[0, 1]), abs=1e-9
+            )
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_columns_of_a_table_are_no_text(count):
+    class Table(Bag):
+        def __init__(self):
+            super().__init__()
+            self.columns = torch.nn.Parameter(torch.randn(count, 8))
+
+        def forward(self, ids):
+            x = self.embed(ids) + self.columns
+            return self.head((x + self.mix(x, x, x, need_weights=False)[0]).mean(1))
+
+    with pytest.raises(OptionError, match=rf"made for {count} positions|fails without some"):
+        relprop.explain(
+            Table().eval(), IDS[:, :count], 1, method="leave_one_out", groups=[[*range(1, count)]]
+        )
+
+
 def test_positions_that_are_given_count_on_without_a_gap():
     model = llama()
     places = torch.tensor([[3, 4, 5, 6, 7, 8, 9]])
