@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from relprop.operations import Args, Kind, Kwargs, Operator, kind, packet
+from relprop.operations import Args, Kind, Kwargs, Operator, is_call, kind, packet
 from relprop.tracer.editing import aten, tensor_inputs, val
 from relprop.tracer.facts import facts_of, know, place
 
@@ -60,10 +60,12 @@ class Replayed(TorchDispatchMode):
 
 
 def _from_a_shape(func: Operator, args: Args) -> bool:
-    """Whether an operator draws numbers, and reads nothing but a shape."""
-    return _is_random(func) and (
-        packet(func) in SHAPED_LIKE or not any(isinstance(a, Tensor) for a in args)
-    )
+    """Whether an operator draws numbers, and reads nothing but a shape: places that are equally
+    likely are drawn from how many there are."""
+    if not _is_random(func):
+        return False
+    even = packet(func) is aten.multinomial and bool((args[0] == 1).all())  # type: ignore[attr-defined]
+    return even or packet(func) in SHAPED_LIKE or not any(isinstance(a, Tensor) for a in args)
 
 
 def fix_draws(
@@ -76,7 +78,7 @@ def fix_draws(
         for n in graph.nodes
         if n.op == "call_function"
         and _is_random(n.target)
-        and (packet(n) in SHAPED_LIKE or not tensor_inputs(n))
+        and (packet(n) in SHAPED_LIKE or all(map(_is_ones, tensor_inputs(n))))
     ]
     if [n.target for n in nodes] != [func for func, _ in drawn] or any(
         val(n).shape != t.shape for n, (_, t) in zip(nodes, drawn, strict=True)
@@ -90,6 +92,12 @@ def fix_draws(
         node.replace_all_uses_with(fixed)
         graph.erase_node(node)
     return tuple(str(place(n)) for n in nodes)
+
+
+def _is_ones(node: fx.Node) -> bool:
+    while kind(node) is Kind.CAST:
+        node = tensor_inputs(node)[0]
+    return is_call(node, aten.ones)
 
 
 def _is_random(operator: object) -> bool:

@@ -83,3 +83,27 @@ def test_noise_on_every_sample_is_that_of_one():
     torch.manual_seed(3)
     with torch.no_grad():
         assert closeness(e.output[:1], model(x[:1])[:, 1]) <= 1e-12
+
+
+class Chosen(nn.Module):
+    """Tokens picked from equally likely ones, as ViLT picks patches."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = build()
+
+    def forward(self, x):
+        places = torch.multinomial(torch.ones(x.shape[1]).float(), 4)
+        return self.inner(torch.cat([x[:, places], x[:, :1]], 1))
+
+
+@pytest.mark.parametrize("method", ["gradient_x_input", "lrp", "transformer_attribution"])
+def test_tokens_that_are_picked_by_chance_are_the_same_however_memory_is_saved(method):
+    model, x = Chosen(), sample()
+    torch.manual_seed(3)
+    whole = relprop.explain(model, x, 1, method=method)
+    torch.manual_seed(3)
+    assert torch.equal(relprop.explain(model, x, 1, method=method, memory=1).scores, whole.scores)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        assert closeness(whole.output, model(x)[:, 1]) <= 1e-12
