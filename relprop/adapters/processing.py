@@ -65,7 +65,7 @@ def processed(model: nn.Module, inputs: Any, processor: Any) -> Prepared:
     try:
         if images is not None:
             inputs = _with_pictures(inputs, images, files=tokenizer_of(processor) is None)
-        made = _made(inputs, processor)
+        made = _made(model, inputs, processor)
     except RelpropError:
         raise
     except (TypeError, ValueError, KeyError, RuntimeError, OSError) as error:
@@ -97,7 +97,7 @@ def _with_pictures(inputs: Any, images: Any, *, files: bool) -> Any:
     return inputs if sound else read(inputs)
 
 
-def _made(inputs: Any, processor: Any) -> Any:
+def _made(model: nn.Module, inputs: Any, processor: Any) -> Any:
     """What the part of the processor makes of ``inputs`` that is for their kind."""
     if isinstance(inputs, (list, tuple)) and not inputs:
         raise InputError("inputs is an empty list: there is nothing to explain")
@@ -116,7 +116,12 @@ def _made(inputs: Any, processor: Any) -> Any:
     if kind == "sound" and extractor is not None:
         rate = extractor.sampling_rate
         padding = _sound_padding(inputs, extractor)
-        return extractor(inputs, sampling_rate=rate, return_tensors="pt", **padding)
+        made = extractor(inputs, sampling_rate=rate, return_tensors="pt", **padding)
+        if padding and "attention_mask" not in inspect.signature(model.forward).parameters:
+            lengths = ", ".join(map(str, sorted({len(one) for one in inputs})))
+            fact = f"recordings of {lengths} samples are padded, and the model takes no mask"
+            raise InputError(fact, then=["explain those of each length alone"])
+        return made
     raise TypeError(
         "it is neither a tokenizer, an image processor nor a feature extractor "
         f"that takes {kind or type(inputs).__name__}"
@@ -128,10 +133,11 @@ def _several(things: Any) -> bool:
 
 
 def _sound_padding(inputs: Any, extractor: Any) -> dict[str, bool]:
-    """Recordings of several lengths are padded, unless the extractor does so anyway."""
+    """Recordings of several lengths are padded with a mask, unless the extractor always pads."""
     padding = inspect.signature(extractor.__call__).parameters.get("padding")
-    many = isinstance(inputs, (list, tuple))
-    return {"padding": True} if many and padding is not None and not padding.default else {}
+    several = isinstance(inputs, (list, tuple)) and len({len(one) for one in inputs}) > 1
+    pads = several and padding is not None and not padding.default
+    return {"padding": True, "return_attention_mask": True} if pads else {}
 
 
 def _pictures_in(inputs: Any) -> Any:

@@ -111,6 +111,34 @@ def test_padding_of_a_shorter_recording_is_no_content():
     assert e.content[0].all() and e.content[1].tolist() == (middles <= 4200).tolist()
 
 
+@pytest.mark.parametrize("norm", ["group", "layer"])
+@pytest.mark.parametrize("masked", [True, False, None])
+def test_recordings_of_two_lengths_are_told_apart_from_their_padding(norm, masked):
+    """Whether the extractor returns masks by default or not."""
+    model, given = wave_model(feat_extract_norm=norm, num_labels=3), [sound(8000), sound(4000, 1)]
+    options = {} if masked is None else {"return_attention_mask": masked}
+    extractor = transformers.Wav2Vec2FeatureExtractor(**options)
+    both = relprop.explain(model, given, 1, processor=extractor, method="rollout").scores
+    alone = relprop.explain(model, given[1], 1, processor=extractor, method="rollout").scores
+    length = alone.shape[1]
+    assert not both[1, length:].any()
+    if norm == "layer":  # a norm over all samples sees the padding, mask or not
+        torch.testing.assert_close(both[1:, :length], alone, rtol=1e-3, atol=1e-6)
+
+
+def test_recordings_of_two_lengths_are_refused_where_no_mask_is_read():
+    class Own(transformers.Wav2Vec2ForSequenceClassification):
+        def forward(self, input_values):
+            return super().forward(input_values)
+
+    torch.manual_seed(0)
+    model = Own(transformers.Wav2Vec2Config(**WAVE, num_labels=3)).eval()
+    extractor = transformers.Wav2Vec2FeatureExtractor()
+    with pytest.raises(relprop.errors.InputError, match="of 4000, 8000 samples are padded"):
+        relprop.explain(model, [sound(8000), sound(4000, 1)], 1, processor=extractor)
+    assert relprop.explain(model, [sound(4000), sound(4000, 1)], 1, processor=extractor)
+
+
 def test_seconds_without_an_extractor_need_a_rate():
     e = relprop.explain(wave_model(num_labels=3), {"input_values": torch.randn(1, 4000)}, 1)
     with pytest.raises(relprop.errors.OptionError, match="rate=16000"):
