@@ -9,7 +9,7 @@ sample (or a table of sums, for segmentation), so that ``bootstrap`` applies to 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.door import guarded
-from relprop.errors import InputError, OptionError
+from relprop.errors import InputError, OptionError, UndefinedValueWarning, warn
 from relprop.tracer.offloaded import home_of
 from relprop.tracer.surroundings import evaluating
 
@@ -142,6 +142,17 @@ def ranked(scores: Tensor) -> Tensor:
     """Indices along the last axis in order of falling score; of equal scores the earlier comes
     first, so that no answer depends on a batch or a device."""
     return scores.sort(dim=-1, descending=True, stable=True).indices
+
+
+def rankings(name: str, samples: Iterable[Tensor]) -> Tensor:
+    """(samples,), bool: whose scores, (positions,), tell a first from a last. Warns of those whose
+    scores are all equal, for which the metric ``name`` is not defined."""
+    found = torch.tensor([len(s) < 2 or bool(s.min() < s.max()) for s in samples])
+    if flat := int((~found).sum()):
+        fact = f"{name} is not defined for {flat} of {len(found)} samples"
+        reason = "all their scores are equal, which is no ranking; their value is NaN"
+        warn(UndefinedValueWarning(f"{fact}: {reason}"))
+    return found
 
 
 def bools(name: str, values: Any, shape: Sequence[int]) -> Tensor:

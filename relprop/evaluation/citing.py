@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from relprop.api.explain import explain
 from relprop.door import guarded
 from relprop.errors import InputError, OptionError
-from relprop.evaluation.base import needed, ranked
+from relprop.evaluation.base import needed, ranked, rankings
 from relprop.explanation import Citations
 from relprop.targets import span
 
@@ -55,7 +55,8 @@ class TopKDrop:
             raise OptionError(f"{self.name}: there are {count} passages")
         best = [ranked(row)[: self.k].tolist() for row in citations.scores]
         found = [drops(model, citations, i, [gone]) for i, gone in enumerate(best)]
-        return torch.cat(found)
+        there = rankings(self.name, citations.scores)
+        return torch.cat(found).masked_fill(~there, torch.nan)
 
 
 @guarded

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from relprop.door import guarded
 from relprop.errors import InputError, OptionError, UndefinedValueWarning, warn
-from relprop.evaluation.base import answering, chosen, logits_of, place_of, ranked
+from relprop.evaluation.base import answering, chosen, logits_of, place_of, ranked, rankings
 from relprop.evaluation.texts import Words, text_of, word_scores, words_of
 from relprop.explanation import Explanation
 
@@ -125,7 +125,9 @@ class _Faithfulness:
         first, parts = (0, 10) if self.protocol == "paper" else (1, 9)
         return tuple((i, parts) for i in range(first, parts + 1))
 
-    def _measure(self, model: Any, removal: _Removal, batch_size: int) -> FaithfulnessCurve:
+    def _measure(
+        self, model: Any, removal: _Removal, ranks: Tensor, batch_size: int
+    ) -> FaithfulnessCurve:
         """log p(ŷ | x̃) at every share beside log p(ŷ | x), of every text, and of these what the
         metric makes of them."""
         if batch_size < 1 or removal.token < 0:
@@ -143,7 +145,7 @@ class _Faithfulness:
         if removal.delete and not (present[:, None] & ~gone).any(2).all():
             fact = "some text has no token left after its words are deleted"
             raise InputError(f"{fact}: content must leave special tokens out")
-        texts = (~skipped).nonzero()[:, 0]
+        texts = (~skipped & ranks).nonzero()[:, 0]
         logs = torch.full(gone.shape[:2], torch.nan, dtype=torch.float64)
         if len(texts):
             logs[texts] = removal.log_probabilities(model, texts, gone, batch_size)
@@ -213,8 +215,8 @@ class AOPC(_Faithfulness):
         explanation knows one of them. ``pad_id`` fills up shortened texts, masked out.
         ``batch_size``: texts per forward pass. Raises ``InputError``.
         """
-        order = _order(inputs, scores, words, content)
-        return self._measure(model, _Removal(inputs, order, pad_id, True), batch_size)
+        order, ranks = _order(self.name, inputs, scores, words, content)
+        return self._measure(model, _Removal(inputs, order, pad_id, True), ranks, batch_size)
 
     def _change(self, before: Tensor, after: Tensor) -> Tensor:
         change = before.exp() - after.exp()
@@ -254,18 +256,23 @@ class LOdds(_Faithfulness):
     ) -> FaithfulnessCurve:
         """The curve of a batch of texts. ``replace_with``: the id of [PAD] (``paper``) or [MASK]
         (``paper-code``); the rest as for ``AOPC``. Raises ``InputError``."""
-        order = _order(inputs, scores, words, content)
-        return self._measure(model, _Removal(inputs, order, replace_with, False), batch_size)
+        order, ranks = _order(self.name, inputs, scores, words, content)
+        removal = _Removal(inputs, order, replace_with, False)
+        return self._measure(model, removal, ranks, batch_size)
 
     def _change(self, before: Tensor, after: Tensor) -> Tensor:
         return after - before
 
 
 def _order(
-    inputs: Mapping[str, Tensor], scores: Explanation | Tensor, words: Words | None, content: Any
-) -> list[list[Sequence[int]]]:
-    """Of each text its words (as their tokens' places) in order of falling score. Raises
-    ``InputError``."""
+    name: str,
+    inputs: Mapping[str, Tensor],
+    scores: Explanation | Tensor,
+    words: Words | None,
+    content: Any,
+) -> tuple[list[list[Sequence[int]]], Tensor]:
+    """Of each text its words (as their tokens' places) in order of falling score, and which texts
+    have one. Raises ``InputError``."""
     if words is not None and content is not None:
         raise InputError("words and content are both given: one of them says what is removed")
     knows = isinstance(scores, Explanation) and scores.streams[scores.stream].words is not None
@@ -280,5 +287,6 @@ def _order(
         text_of(inputs, values, kept)
     if empty := [i for i, sample in enumerate(words) if not sample]:
         raise InputError(f"text {empty[0]} has no words", then=["leave it out, and say so"])
-    best = zip(word_scores(values, words), words, strict=True)
-    return [[sample[i] for i in ranked(of).tolist()] for of, sample in best]
+    scored = word_scores(values, words)
+    order = [[w[i] for i in ranked(of).tolist()] for of, w in zip(scored, words, strict=True)]
+    return order, rankings(name, scored)

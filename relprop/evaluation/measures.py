@@ -171,10 +171,10 @@ class BothCurves:
         assert batch.labels is not None
         predicted = self.curve(self.metric, task, batch, maps.of(batch.predicted)).hits
         if maps.rows is None or torch.equal(batch.predicted, batch.labels):
-            return torch.cat([predicted, predicted], 1).double()
+            return torch.cat([predicted, predicted], 1)
         of_target = replace(self.metric, explained="target")
         target = self.curve(of_target, task, batch, maps.of(batch.labels)).hits
-        return torch.cat([predicted, target], 1).double()
+        return torch.cat([predicted, target], 1)
 
 
 class ImageCurve(BothCurves):

@@ -3,7 +3,7 @@ removed, of images and of texts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,6 +21,7 @@ from relprop.evaluation.base import (
     logits_of,
     place_of,
     ranked,
+    rankings,
     without,
 )
 from relprop.evaluation.texts import text_of
@@ -33,8 +34,9 @@ PROTOCOLS = ("paper-code", "paper")
 @guarded
 @dataclass(frozen=True, eq=False)
 class PerturbationCurve:
-    """Hits of the model at each share removed: ``hits`` (batch, 10), bool, after 0, 10, ..., 90 %;
-    the area is taken from the share ``first``/10 on."""
+    """Hits of the model at each share removed: ``hits`` (batch, 10), float64, 1 or 0 after 0, 10,
+    ..., 90 %; NaN of samples whose map ranks nothing, which are left out. The area is taken from
+    the share ``first``/10 on."""
 
     hits: Tensor
     first: int
@@ -42,18 +44,18 @@ class PerturbationCurve:
     @property
     def accuracy(self) -> Tensor:
         """(10,), float64: top-1 accuracy after 0, 10, ..., 90 % were removed."""
-        return self.hits.double().mean(0)
+        return self.hits.nanmean(0)
 
     @property
     def values(self) -> Tensor:
         """(batch,), float64: each sample's own area, in percent; their mean is ``auc``, for
         ``bootstrap``."""
-        return 100 * torch.trapezoid(self.hits.double()[:, self.first :], dx=1 / STEPS)
+        return 100 * torch.trapezoid(self.hits[:, self.first :], dx=1 / STEPS)
 
     @property
     def auc(self) -> float:
         """100 · the area under ``accuracy`` by the trapezoid rule."""
-        return float(self.values.mean())
+        return float(self.values.nanmean())
 
 
 @guarded
@@ -109,10 +111,12 @@ class _Perturbation:
         truth: Tensor,
         batch_size: int,
         seen: Callable[[Tensor, Tensor], Tensor],
+        scores: Iterable[Tensor],
         others: Sequence[Sequence[int]] = (),
     ) -> PerturbationCurve:
         """Every sample's hits at every tenth. ``seen``: the logits of some samples, each with so
-        many tenths removed; tenths of one sample and of several share a forward pass."""
+        many tenths removed; tenths of one sample and of several share a forward pass.
+        ``scores``: those of each sample that rank what goes."""
         if batch_size < 1:
             raise OptionError(f"batch_size={batch_size}: at least 1")
         if others and len(others) != len(truth):
@@ -128,7 +132,9 @@ class _Perturbation:
                 predicted.append(without(logits, left_out).argmax(1))
         found = torch.cat(predicted).view(-1, STEPS)
         self._check_explained(maps, truth, found[:, 0])
-        return PerturbationCurve(found == truth[:, None], self.first)
+        hits = (found == truth[:, None]).double()
+        hits[~rankings(self.name, scores)] = torch.nan
+        return PerturbationCurve(hits, self.first)
 
     def _check_explained(self, maps: Any, labels: Tensor, predicted: Tensor) -> None:
         """That an explanation explains the class this metric is named for; of plain tensors nothing
@@ -210,7 +216,7 @@ class ImagePerturbation(_Perturbation):
             left = pixels.masked_fill(gone[:, None].to(device), 0)
             return logits_of(model, normalize(left.view(-1, *images.shape[1:])))
 
-        return self._measured(model, maps, truth, batch_size, seen, others)
+        return self._measured(model, maps, truth, batch_size, seen, heat.flatten(1), others)
 
 
 def _heat(images: Tensor, maps: Explanation | Tensor) -> Tensor:
@@ -295,4 +301,5 @@ class TextPerturbation(_Perturbation):
                 named["input_ids"] = named["input_ids"].masked_fill(gone, self.removal)
             return logits_of(model, **named)
 
-        return self._measured(model, scores, truth, batch_size, seen)
+        of_words = (v[k] for v, k in zip(values, removable, strict=True))
+        return self._measured(model, scores, truth, batch_size, seen, of_words)

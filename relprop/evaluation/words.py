@@ -12,7 +12,7 @@ from torch import Tensor
 
 from relprop.door import guarded
 from relprop.errors import InputError, OptionError
-from relprop.evaluation.base import bools, finite, ranked
+from relprop.evaluation.base import bools, finite, ranked, rankings
 from relprop.evaluation.texts import scores_and_content, word_scores
 from relprop.explanation import Explanation
 
@@ -59,7 +59,8 @@ class TokenF1:
 
         ``scores``: an explanation that knows its words, or for each document its words' scores,
         (words,) (``word_scores``). ``rationales``: for each document (words,) 0s and 1s; longer
-        than its scores where the document was cut off. Raises ``InputError``.
+        than its scores where the document was cut off. NaN where all scores are equal. Raises
+        ``InputError``.
         """
         documents = word_scores(scores) if isinstance(scores, Explanation) else scores
         if len(documents) != len(rationales) or not len(documents):
@@ -76,6 +77,7 @@ class TokenF1:
             marked = torch.tensor([min(k, len(order)) for k in self.k])
             hits = truth[order].cumsum(0)[marked - 1]
             table[i] = 2 * hits.double() / (marked + truth.sum())
+        table[~rankings(self.name, documents)] = torch.nan
         return table
 
 
@@ -112,8 +114,11 @@ class PrecisionAtK:
 
     def __call__(self, scores: Explanation | Tensor, answer: Any, *, content: Any = None) -> Tensor:
         """(batch,), float64: the count of each sample. ``scores``, ``answer`` and ``content``
-        (batch, tokens); an explanation knows ``content``. Raises ``InputError``."""
+        (batch, tokens); an explanation knows ``content``. NaN where all scores are equal. Raises
+        ``InputError``."""
         values, kept = scores_and_content(scores, content)
         truth = bools("answer", answer, values.shape)
         order = ranked(values.masked_fill(~kept, -torch.inf))[:, : self.k]
-        return (truth & kept).gather(1, order).sum(1).double()
+        found = (truth & kept).gather(1, order).sum(1).double()
+        found[~rankings(self.name, (v[k] for v, k in zip(values, kept, strict=True)))] = torch.nan
+        return found

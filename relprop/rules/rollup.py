@@ -115,7 +115,10 @@ ROLLUP = RuleSet(
             ((aten.pixel_shuffle,), Rule(_shuffled, FIELD_MOVE, "rollup", frozenset())),
             *(((key,), _back_through(inverse)) for key, inverse in INVERSES),
             ((*MOVES, *FILLS), _back_through(moved_back)),
-            ((*ROUTED, aten.scatter_reduce), Rule(_routed, FIELD_MOVE, "rollup", frozenset({"inputs"}))),
+            (
+                (*ROUTED, aten.scatter_reduce),
+                Rule(_routed, FIELD_MOVE, "rollup", frozenset({"inputs"})),
+            ),
             ((Kind.LINEAR,), projected),
             (REDUCED, pooled),
             ((Kind.CONVOLUTION,), convolved),

@@ -45,7 +45,7 @@ class Deletion:
         count = self._text.shape[1]
         if count - 1 in sizes and not self._runs([0, 1] if count > 2 else [0, 1, 1]):
             raise OptionError(
-                f"leave_one_out: the model is made for {count} positions of {self.name!r} each, and "
+                f"leave_one_out: the model is made for {count} positions of {self.name!r}, and "
                 "would spread one that is left over all",
                 then=["method='occlusion' hides positions instead"],
             )

@@ -221,14 +221,16 @@ class TestTable:
         )
         assert text.count("°") > 1 and "n = 8" in text and "segmentation `paper-code`" in text
 
+    @pytest.mark.filterwarnings("ignore::relprop.errors.UndefinedValueWarning")
     def test_says_where_a_number_is_not_defined(self, task):
         def constant(model, images, target):
             return torch.ones(len(images), 8, 8)
 
         table = evaluate(task, [constant], samples=3)
-        assert table.undefined == {
-            "class sensitivity": ("constant",)
-        } and "class sensitivity is not defined for constant" in str(table)
+        ranked = ["positive perturbation", "negative perturbation", "class sensitivity"]
+        undefined = {name for name, rows in table.undefined.items() if rows == ("constant",)}
+        assert all(any(name.startswith(r) for name in undefined) for r in ranked), undefined
+        assert "class sensitivity is not defined for constant" in str(table)
 
     def test_cells(self):
         interval = Interval(0.0, -1.0, 1.0, 5)
@@ -311,6 +313,7 @@ class TestPages:
             update(page, {"b": "other"})
         assert fenced("a", "x").startswith("<!-- a: generated -->")
 
+    @pytest.mark.filterwarnings("ignore::relprop.errors.UndefinedValueWarning")
     def test_the_papers_tables_have_all_rows(self, task):
         from tools.evaluation.papers import IMAGE_ROWS, TABLES, TEXT_ROWS
 

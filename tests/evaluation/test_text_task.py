@@ -146,6 +146,7 @@ class TestRuns:
         with pytest.raises(RelpropError, match="something else"):
             measure(task, ["attcat"], tmp_path / "run", resume=True, progress=False)
 
+    @pytest.mark.filterwarnings("ignore::relprop.errors.UndefinedValueWarning")
     def test_the_shipped_tables(self, tmp_path, monkeypatch):
         rows = tuple(dict.fromkeys(r for p in TABLES if p.task == "reviews" for r in p.rows))
         monkeypatch.setitem(SHIPPED, "reviews", lambda samples: (reviews(samples), rows))

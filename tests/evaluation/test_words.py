@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import relprop
-from relprop.errors import InputError, OptionError
-from relprop.evaluation import Metric, PrecisionAtK, TokenF1, word_scores
+from relprop.errors import InputError, OptionError, UndefinedValueWarning
+from relprop.evaluation import ImagePerturbation, Metric, PrecisionAtK, TokenF1, word_scores
 from tests.common import goldens
 
 EXACT = 1e-9
@@ -57,7 +57,7 @@ def test_token_f1_by_hand():
     """Top 2 are words 1 and 3; of the rationale {1, 2, 5} the last is beyond the cut: precision
     1/2, recall 1/3. The second document has only 2 words to mark."""
     found = TokenF1(k=(2, 4))(
-        [torch.tensor([0.1, 0.9, -0.2, 0.4]), torch.tensor([0.5, 0.5])],
+        [torch.tensor([0.1, 0.9, -0.2, 0.4]), torch.tensor([0.5, 0.4])],
         [[0, 1, 1, 0, 0, 1], [1, 0]],
     )
     torch.testing.assert_close(
@@ -67,11 +67,36 @@ def test_token_f1_by_hand():
         atol=0,
     )
     assert (
-        TokenF1(k=(1,))([torch.tensor([0.5, 0.5])], [[1, 0]]).item() == 1
+        TokenF1(k=(1,))([torch.tensor([0.5, 0.5, 0.1])], [[1, 0, 0]]).item() == 1
     )  # of equal scores the earlier
     assert TokenF1().k == (10, 20, 30, 40, 50, 60, 70, 80) and TokenF1()(
         [torch.rand(3)], [[0, 0, 0]]
     ).tolist() == [[0] * 8]
+
+
+@pytest.mark.parametrize("value", [0.0, 0.3])
+def test_a_map_without_differences_is_no_ranking(value):
+    """Its ties would all go to the first words."""
+    flat, other = torch.full((4,), value), torch.tensor([0.1, 0.9, 0.2, 0.3])
+    with pytest.warns(UndefinedValueWarning, match="token-F1 is not defined for 1 of 2 samples"):
+        found = TokenF1(k=(1,))([flat, other], [[1, 0, 0, 0], [0, 1, 0, 0]])
+    assert found[0].isnan().all() and found[1].item() == 1
+    special = torch.stack([torch.cat([flat[:3], other[1:2]]), other])
+    with pytest.warns(UndefinedValueWarning, match="Precision@1 is not defined for 1 of 2"):
+        counts = PrecisionAtK(k=1)(
+            special, [[1, 0, 0, 0], [0, 1, 0, 0]], content=[[1, 1, 1, 0]] * 2
+        )
+    assert counts[0].isnan() and counts[1] == 1
+    with pytest.warns(UndefinedValueWarning, match="perturbation AUC of images, .* 1 of 2 samples"):
+        curve = ImagePerturbation()(
+            lambda x: x.flatten(1)[:, :2],
+            torch.rand(2, 1, 2, 2),
+            torch.stack([flat, other]).view(2, 2, 2),
+            [0, 1],
+            normalize=lambda x: x,
+        )
+    assert curve.values[0].isnan() and curve.auc == curve.values[1]
+    assert torch.equal(curve.accuracy, curve.hits[1])
 
 
 def test_a_word_scores_as_its_best_piece():
