@@ -145,6 +145,11 @@ class UndefinedValueWarning(RelpropWarning):
     """A measure is not defined for some samples, whose value is NaN."""
 
 
+class AmbiguityWarning(RelpropWarning):
+    """What was given can be read in two ways; it says which was taken, and how to ask for the
+    other."""
+
+
 class PictureWarning(RelpropWarning):
     """Something of a picture is not read: transparency, levels beyond 8 bits, colours of another
     space, all frames but one."""

@@ -126,6 +126,10 @@ class Adapter:
         if nothing says which function makes them."""
         return None
 
+    def is_multi_label(self, model: nn.Module) -> bool:
+        """Whether several of the model's classes can be true of one sample."""
+        return False
+
     def is_causal(self, model: nn.Module) -> bool:
         """Whether the model predicts the next token, so that ``target=None`` means the last real
         position."""

@@ -101,11 +101,15 @@ class HuggingFace(Adapter):
     def probabilities(self, model: nn.Module, logits: Tensor) -> Tensor | None:
         """As transformers' own classification pipelines: a sigmoid per class for several labels at
         once and for one logit, else a softmax."""
-        kind = getattr(model.config, "problem_type", None)
-        if kind == "regression" or len(_names(model)) != logits.shape[1]:
+        regression = getattr(model.config, "problem_type", None) == "regression"
+        if regression or len(_names(model)) != logits.shape[1]:
             return None
-        apart = kind == "multi_label_classification" or logits.shape[1] == 1
+        apart = self.is_multi_label(model) or logits.shape[1] == 1
         return logits.sigmoid() if apart else logits.softmax(1)
+
+    def is_multi_label(self, model: nn.Module) -> bool:
+        """By ``config.problem_type``."""
+        return getattr(model.config, "problem_type", None) == "multi_label_classification"
 
     def is_causal(self, model: nn.Module) -> bool:
         """A model that generates, by itself or by its decoder."""

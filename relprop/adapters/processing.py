@@ -13,7 +13,7 @@ from relprop.adapters.base import Prepared, cannot_prepare
 from relprop.adapters.patches import patches, whole_originals
 from relprop.adapters.pictures import found_originals
 from relprop.adapters.rgb import as_rgb, is_picture
-from relprop.errors import InputError, RelpropError
+from relprop.errors import AmbiguityWarning, InputError, RelpropError, warn
 from relprop.tracer.offloaded import home_of
 
 READY = "inputs = processor(images=picture, do_rescale=False, return_tensors='pt')   # of 0 … 1"
@@ -110,6 +110,10 @@ def _made(model: nn.Module, inputs: Any, processor: Any) -> Any:
         )
         return processor(**padding | dict(inputs), return_tensors="pt")
     if kind == "text" and tokenizer is not None:
+        if isinstance(inputs, tuple) and len(inputs) == 2 and all(map(_is_text, inputs)):
+            fact = "a tuple of two texts is read as two samples, not as a pair"
+            then = ["a list of two texts, or inputs={'text': FIRST, 'text_pair': SECOND}"]
+            warn(AmbiguityWarning(fact, then=then))
         return tokenizer(inputs, return_tensors="pt", padding=_several(inputs))
     if kind == "a picture" and images is not None:
         return images(images=inputs, return_tensors="pt")
@@ -126,6 +130,10 @@ def _made(model: nn.Module, inputs: Any, processor: Any) -> Any:
         "it is neither a tokenizer, an image processor nor a feature extractor "
         f"that takes {kind or type(inputs).__name__}"
     )
+
+
+def _is_text(thing: Any) -> bool:
+    return isinstance(thing, str)
 
 
 def _several(things: Any) -> bool:

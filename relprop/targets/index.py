@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from typing import SupportsIndex
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
-from relprop.errors import TargetError, message, nearest
+from relprop.errors import AmbiguityWarning, TargetError, message, nearest, warn
 from relprop.targets.outputs import (
     ModelOutput,
     chosen_output,
     class_output,
     class_output_or_none,
     listed,
+    probability,
 )
 from relprop.targets.plain import Index, plain_index
 from relprop.targets.start import ChosenTarget, Context, Elements, Target, has_batch_axis
@@ -218,12 +219,22 @@ def _predicted(
     if math.prod(size) == 1:
         return [(0,) * len(size)] * len(samples)
     if len(size) == 1:
-        return [(k,) for k in context.values(output.node, samples).argmax(1).tolist()]
+        values = context.values(output.node, samples)
+        if target.name is None and context.adapter.is_multi_label(context.model):
+            _say_which_label(values, probability(output.node) is not None)
+        return [(k,) for k in values.argmax(1).tolist()]
     positions = _next_positions(output, context, samples)
     if positions is None:
         raise _no_prediction(target, output, context.program)
     tokens = context.rows(output.node, samples, positions).argmax(1).tolist()
     return list(zip(positions, tokens, strict=True))
+
+
+def _say_which_label(values: Tensor, probabilities: bool) -> None:
+    """Several labels can be true of a sample at once: the largest is explained."""
+    true = int((values > (0.5 if probabilities else 0)).sum(1).max())
+    fact = f"the model gives several labels at once, here up to {true}: the largest is explained"
+    warn(AmbiguityWarning(fact, then=["target=LABEL for another one, explain_many for several"]))
 
 
 def _no_prediction(target: Output, output: ModelOutput, program: Program) -> TargetError:

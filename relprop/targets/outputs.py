@@ -8,11 +8,14 @@ from typing import NamedTuple
 from torch import fx
 
 from relprop.errors import TargetError, message
+from relprop.operations import Kind, is_call, kind
 from relprop.targets.start import has_batch_axis
+from relprop.tracer.editing import aten, tensor_inputs
 from relprop.tracer.facts import is_floating, shape
 from relprop.tracer.program import Program
 
 CLASSES = "logits"
+MOVED = (Kind.RESHAPE, Kind.CAST, Kind.SELECT, Kind.SLICE)
 CALLABLE = (
     "choose with a callable: target=lambda output: output[...]  # the output "
     "of one sample, batch dimension 1 -> a scalar"
@@ -80,6 +83,14 @@ def named_output(program: Program, name: str | int) -> ModelOutput:
 def chosen_output(program: Program, name: str | int | None) -> ModelOutput:
     """The output of this name or place; the class output where none is named."""
     return class_output(program) if name is None else named_output(program, name)
+
+
+def probability(node: fx.Node) -> fx.Node | None:
+    """The softmax or sigmoid that an output ends in, if it does."""
+    while kind(node) in MOVED:
+        (node, *_) = tensor_inputs(node)
+    ends = kind(node) in (Kind.SOFTMAX, Kind.LOG_SOFTMAX) or is_call(node, aten.sigmoid)
+    return node if ends else None
 
 
 def listed(program: Program) -> str:

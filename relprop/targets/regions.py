@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from relprop.errors import TargetError, message
 from relprop.targets.index import label_index
-from relprop.targets.outputs import ModelOutput, chosen_output
+from relprop.targets.outputs import ModelOutput, chosen_output, probability
 from relprop.targets.start import ChosenTarget, Context, Elements, Target
 from relprop.tracer.program import Program
 
@@ -50,7 +50,9 @@ class Region(Target):
         if self.mask is not None:
             inside = [self._given(output.size[len(label) :])] * len(samples)
         else:
-            inside = list(_where_predicted(label, context.values(output.node, samples)).cpu())
+            least = 0.0 if probability(output.node) is None else 0.5
+            found = context.values(output.node, samples)
+            inside = list(_where_predicted(label, found, least).cpu())
         both = zip(samples, (mask.nonzero() for mask in inside), strict=True)
         return [self._choice(output, label, places, sample) for sample, places in both]
 
@@ -102,9 +104,9 @@ class Region(Target):
         raise TargetError(message(fact, then=[resize, each]))
 
 
-def _where_predicted(label: tuple[int, ...], value: Tensor) -> Tensor:
+def _where_predicted(label: tuple[int, ...], value: Tensor, least: float) -> Tensor:
     """(samples, height, width), bool: where the class has the largest logit; where the only logit
-    is positive."""
+    is positive, or its probability more than a half (``least``)."""
     if not label:
-        return value > 0
-    return value.argmax(1) == label[0] if value.shape[1] > 1 else value[:, 0] > 0
+        return value > least
+    return value.argmax(1) == label[0] if value.shape[1] > 1 else value[:, 0] > least

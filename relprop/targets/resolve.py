@@ -8,19 +8,17 @@ from typing import TypeGuard
 from torch import Tensor, fx
 
 from relprop.errors import ProbabilityWarning, TargetError, warn
-from relprop.operations import Kind, is_call, kind, name_of
+from relprop.operations import name_of
 from relprop.targets.index import Output
-from relprop.targets.outputs import CLASSES, class_output
+from relprop.targets.outputs import CLASSES, class_output, probability
 from relprop.targets.plain import plain_index, without_tensors
+from relprop.targets.regions import Region
 from relprop.targets.spans import SPAN, Span
 from relprop.targets.start import ChosenTarget, Context, Start, Target, start_of
 from relprop.targets.tail import resolve_callable
 from relprop.targets.vocabulary import SIMILARITY, similarity
-from relprop.tracer.editing import aten, tensor_inputs
 from relprop.tracer.facts import is_floating, shape
 from relprop.tracer.program import Program
-
-MOVED = (Kind.RESHAPE, Kind.CAST, Kind.SELECT, Kind.SLICE)
 
 
 def resolve(target: object, context: Context) -> Start:
@@ -29,7 +27,7 @@ def resolve(target: object, context: Context) -> Start:
     if is_callable(target):
         return resolve_callable(target, context)
     chosen = _per_sample(target, context)
-    if any(isinstance(t, Output) and t.name is None for t in chosen):
+    if any(_reads_classes(t) for t in chosen):
         _warn_if_probability(context.program)
     return start_of(_choices(chosen, context), context)
 
@@ -119,13 +117,16 @@ def listed_targets(target: object, batch: int | None) -> list[Target]:
     return [t if isinstance(t, Target) else Output(None, plain_index(t)) for t in target]
 
 
+def _reads_classes(target: Target) -> bool:
+    """Whether a target reads the class output without naming it."""
+    named = target.name if isinstance(target, Output) else getattr(target, "output", "")
+    return isinstance(target, (Output, Region)) and named is None
+
+
 def _warn_if_probability(program: Program) -> None:
     """Say so if the class output ends in a softmax or a sigmoid."""
     name, node = class_output(program)
-    source = node
-    while kind(source) in MOVED:
-        (source, *_) = tensor_inputs(source)
-    if kind(source) in (Kind.SOFTMAX, Kind.LOG_SOFTMAX) or is_call(source, aten.sigmoid):
+    if (source := probability(node)) is not None:
         warn(
             ProbabilityWarning(
                 f"output {name!r} ends in a {name_of(source).strip('_')}: the explained "

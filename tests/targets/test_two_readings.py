@@ -1,0 +1,77 @@
+"""What can be read in two ways: which one is taken is said, and how to ask for the other; and what
+is a probability, at one pixel or over a region."""
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import relprop
+from relprop.errors import AmbiguityWarning, ProbabilityWarning
+from tests.adapters.tokenizers_in_code import wordpiece
+from tests.common.models import closeness
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def bert(**options):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(vocab_size=90, **SIZES, intermediate_size=32, **options)
+    return transformers.BertForSequenceClassification(config).eval().double()
+
+
+@pytest.mark.parametrize("many", [True, False])
+def test_of_several_labels_the_largest_is_explained_and_that_is_said(many):
+    kind = "multi_label_classification" if many else "single_label_classification"
+    model, ids = bert(num_labels=4, problem_type=kind), torch.tensor([[5, 6, 7, 8]])
+    best = int(model(ids).logits.argmax())
+    true = int((model(ids).logits > 0).sum())
+    if not many:
+        assert relprop.explain(model, ids).target == (best,)
+        return
+    with pytest.warns(AmbiguityWarning, match=f"up to {true}: the largest is explained"):
+        found = relprop.explain(model, ids)
+    assert closeness(found.scores, relprop.explain(model, ids, best).scores) == 0
+
+
+class Pixels(nn.Module):
+    """A map of one class, from one attention over the pixels."""
+
+    def __init__(self, sigmoid):
+        super().__init__()
+        torch.manual_seed(2)
+        self.mix = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.inner, self.head, self.sigmoid = nn.Linear(3, 8), nn.Linear(8, 1), sigmoid
+
+    def forward(self, x):
+        tokens = self.inner(x.flatten(2).mT)
+        tokens = tokens + self.mix(tokens, tokens, tokens, need_weights=False)[0]
+        found = self.head(tokens).mT.unflatten(2, x.shape[2:])
+        return found.sigmoid() if self.sigmoid else found
+
+
+@pytest.mark.parametrize("target", [(0, 1, 2), relprop.targets.region(0)], ids=["pixel", "region"])
+def test_a_map_of_probabilities_is_said_and_a_region_is_where_they_exceed_a_half(target):
+    x = torch.randn(1, 3, 4, 4, dtype=torch.float64)
+    logits, probabilities = (Pixels(s).double().eval() for s in (False, True))
+    with pytest.warns(ProbabilityWarning, match="ends in a sigmoid"):
+        e = relprop.explain(probabilities, x, target, method="gradient_x_input")
+    if target != (0, 1, 2):
+        mask = logits(x)[0, 0] > 0
+        assert 0 < mask.sum() < 16
+        over = relprop.targets.region(0, mask)
+        with pytest.warns(ProbabilityWarning, match="ends in a sigmoid"):
+            same = relprop.explain(probabilities, x, over, method="gradient_x_input")
+        assert closeness(e.scores, same.scores) == 0
+
+
+def test_a_tuple_of_two_texts_is_said_to_be_two_samples():
+    model, tokenizer = bert(num_labels=2), wordpiece()
+    two = "the cat sat", "on a mat"
+    with pytest.warns(AmbiguityWarning, match="two samples, not as a pair"):
+        found = relprop.explain(model, two, 1, processor=tokenizer)
+    assert (
+        closeness(found.scores, relprop.explain(model, [*two], 1, processor=tokenizer).scores) == 0
+    )
+    pair = {"text": two[0], "text_pair": two[1]}
+    assert len(relprop.explain(model, pair, 1, processor=tokenizer).scores) == 1
