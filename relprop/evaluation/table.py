@@ -62,6 +62,9 @@ class Cell:
         return above is not None and (above.high < 0 if higher_is_better else above.low > 0)
 
 
+ENOUGH = 0.9  # of the samples: the best is no row that has a number for fewer
+
+
 @guarded
 @dataclass(frozen=True, eq=False)
 class Numbers:
@@ -178,8 +181,15 @@ class Table:
 
     @cached_property
     def best(self) -> dict[str, str]:
-        """For each column the row with the best number; floors do not count."""
-        orders = {c.name: [r for r in self.order(c.name) if r not in FLOORS] for c in self.columns}
+        """For each column the row with the best number, of those that have one for nine tenths of
+        its samples; floors do not count."""
+
+        def compared(column: str) -> list[str]:
+            rows = [r for r in self.order(column) if r not in FLOORS]
+            counts = {r: self.cells[r, column].interval.samples for r in rows}
+            return [r for r in rows if counts[r] >= ENOUGH * max(counts.values())]
+
+        orders = {c.name: compared(c.name) for c in self.columns}
         return {column: rows[0] for column, rows in orders.items() if rows}
 
     @property

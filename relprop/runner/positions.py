@@ -78,20 +78,20 @@ def windows(program: Program, leaf: fx.Node) -> tuple[int, ...]:
     otherwise.
 
     The patch, where the first convolution over the input cuts it into patches that do not overlap;
-    1 along a single axis of tokens or time steps; else 8 (a grid of pixels, the samples of a
-    signal).
+    8 along the axes of a grid of pixels, and of a signal's samples; else 1: time steps, tokens, the
+    channels of a series, which each have a map of their own.
     """
-    axes, shape, found = (
-        positions(program, leaf),
-        val(leaf).shape,
-        _first_convolution(program, leaf),
-    )
+    axes, shape = positions(program, leaf), val(leaf).shape
+    found = _first_convolution(program, leaf)
     if leaf.op != "placeholder":
         return (1,) * len(axes)
     signal = found is not None and math.prod(shape) == math.prod(shape[i] for i in axes)
-    sizes = dict.fromkeys(axes, 8 if len(axes) > 1 or signal else 1) | (
-        _patch(*found) if found is not None else {}
-    )
+    grid = set(axes) if len(shape) > 3 else set[int]()
+    if found is not None:
+        _, own, entering = found
+        grid = {i for i in axes if any(own[i] & over for over in entering[2:])}
+    sizes = {i: 8 if i in grid and (len(axes) > 1 or signal) else 1 for i in axes}
+    sizes |= _patch(*found) if found is not None else {}
     return tuple(min(sizes[i], shape[i]) for i in axes)
 
 

@@ -2,6 +2,7 @@
 what cannot be told from random is said."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -231,6 +232,14 @@ class TestTable:
         undefined = {name for name, rows in table.undefined.items() if rows == ("constant",)}
         assert all(any(name.startswith(r) for name in undefined) for r in ranked), undefined
         assert "class sensitivity is not defined for constant" in str(table)
+
+    def test_the_best_is_none_that_is_defined_for_a_part_of_the_samples(self, table):
+        name = next(c.name for c in table.columns if c.higher_is_better)
+        row = next(r for r in table.rows if r not in (table.best[name], "random", "position"))
+        for samples, best in ((8, row), (7, table.best[name])):  # of 8
+            first = Cell(Interval(999.0, 998.0, 1000.0, samples))
+            other = replace(table, cells={**table.cells, (row, name): first})
+            assert other.best[name] == best
 
     def test_cells(self):
         interval = Interval(0.0, -1.0, 1.0, 5)
