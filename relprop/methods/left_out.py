@@ -25,7 +25,8 @@ def leave_one_out(
     lists for each, or a dict of these by input name; positions in none score 0. ``None``: each
     token alone. A group's tokens share its score evenly. What a deleted position would have
     predicted is read at the last one before it. Signed; exact: one forward pass of the user's own
-    model per group, up to 32 in one, no gradient. Of texts alone; pictures are for ``occlusion``.
+    model per group, those of one
+    length up to 32 in one, no gradient. Of texts alone; pictures are for ``occlusion``.
     """
     found = {
         name: torch.zeros_like(value, dtype=at.start.scalars.dtype)
