@@ -38,6 +38,11 @@ def as_rgb(thing: Any, name: str = "", *, channels: int = 3, ready: str = "") ->
         return _in(read_picture(Path(thing), str(thing)), channels)
     if isinstance(thing, (bytes, bytearray)):
         return _in(read_picture(io.BytesIO(thing), name or f"{len(thing)} bytes"), channels)
+    if not is_picture(thing):
+        what = f"an array {list(thing.shape)}" if isinstance(thing, np.ndarray) else type(thing)
+        fact = f"{getattr(what, '__name__', what)} is no picture"
+        then = ["a path, a file's bytes, a PIL image, or an array (H, W), (H, W, 3) of uint8"]
+        raise InputError(fact, at=name, then=then)
     if not isinstance(thing, np.ndarray):
         return _in(rgb(thing, name), channels)
     if not np.issubdtype(thing.dtype, np.integer) and thing.dtype != bool:

@@ -33,7 +33,8 @@ class Timm(Adapter):
         given."""
         if processor is None and not ready(inputs):
             processor, channels = _transform(model), _config(model).get("input_size", (3,))[0]
-            some = inputs if isinstance(inputs, (list, tuple)) else [inputs]
+            many = isinstance(inputs, (list, tuple)) or getattr(inputs, "ndim", 0) == 4
+            some = list(inputs) if many else [inputs]
             inputs = [as_rgb(one, channels=channels, ready=READY) for one in some]
         return super().prepare(model, inputs, processor)
 

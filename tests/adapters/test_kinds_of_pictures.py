@@ -180,6 +180,23 @@ def test_floating_point_pixels_are_refused_and_the_advice_works(kind, road):
     assert len(second) == (kind == "array")
 
 
+@pytest.mark.parametrize("road", ROADS)
+def test_a_batch_in_one_array_is_its_pictures(road):
+    both = np.stack([COLOURS, COLOURS[::-1]])
+    assert torch.equal(scores(road, both), scores(road, [Image.fromarray(one) for one in both]))
+
+
+@pytest.mark.parametrize(
+    "what", [{"a": 1}, 3, np.zeros(5), np.zeros((2, 3, 4, 5, 6)), [None]], ids=str
+)
+def test_what_is_no_picture_is_refused(what):
+    for road in ROADS:
+        with pytest.raises(InputError):
+            scores(road, what)
+    with pytest.raises(InputError, match="is no picture"):
+        scores("timm", what)
+
+
 OF_GREY = {"input_size": (1, 32, 32), "mean": (0.5,), "std": (0.5,)}
 
 
