@@ -34,7 +34,7 @@ PROTOCOLS = ("paper-code", "paper")
 @guarded
 @dataclass(frozen=True, eq=False)
 class PerturbationCurve:
-    """Hits of the model at each share removed: ``hits`` (batch, 10), float64, 1 or 0 after 0, 10,
+    """Hits of the model at each share removed: ``hits`` (batch, 10), 1 or 0 after 0, 10,
     ..., 90 %; NaN of samples whose map ranks nothing, which are left out. The area is taken from
     the share ``first``/10 on."""
 
@@ -44,13 +44,13 @@ class PerturbationCurve:
     @property
     def accuracy(self) -> Tensor:
         """(10,), float64: top-1 accuracy after 0, 10, ..., 90 % were removed."""
-        return self.hits.nanmean(0)
+        return self.hits.double().nanmean(0)
 
     @property
     def values(self) -> Tensor:
         """(batch,), float64: each sample's own area, in percent; their mean is ``auc``, for
         ``bootstrap``."""
-        return 100 * torch.trapezoid(self.hits[:, self.first :], dx=1 / STEPS)
+        return 100 * torch.trapezoid(self.hits.double()[:, self.first :], dx=1 / STEPS)
 
     @property
     def auc(self) -> float:

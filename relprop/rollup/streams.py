@@ -12,6 +12,7 @@ from relprop.operations import Kind, kind
 from relprop.rollup.layers import token_axes, tokens_of
 from relprop.rules.coarse import finer
 from relprop.rules.fields import number
+from relprop.tracer.draws import DRAWN
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.facts import is_batched
 from relprop.tracer.leaves import joined_tokens, with_tokens
@@ -180,7 +181,7 @@ def _by_chance(node: fx.Node) -> bool:
     seen, left = set(), [node]
     while left:
         n = left.pop()
-        if kind(n) is Kind.RANDOM:
+        if kind(n) is Kind.RANDOM or str(n.target).startswith(DRAWN):
             return True
         left += [i for i in n.all_input_nodes if i not in seen]
         seen.update(n.all_input_nodes)

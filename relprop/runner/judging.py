@@ -37,6 +37,7 @@ from relprop.runner.differences import (
 from relprop.runner.session import Session
 from relprop.tracer.binding import Inputs, refuse_unlike
 from relprop.tracer.calls import Values
+from relprop.tracer.draws import DRAWN
 from relprop.tracer.facts import is_batched
 from relprop.tracer.judge import (
     UNSTEADY,
@@ -243,7 +244,7 @@ class Judge:
     def _compare_alone(self, program: Program, heard: Heard, i: int, values: Values) -> None:
         """Compare one sample with the model's output for it alone."""
         one = heard.part.select(i, i + 1)
-        draws = [t for name, t in program.constants.items() if name.startswith("drawn_")]
+        draws = [t for name, t in program.constants.items() if name.startswith(DRAWN)]
         theirs = model_outputs(self.model, one, draws)
         mine = {n: values[n][i : i + 1] if is_batched(n) else values[n] for n in heard.cuts}
         found = gaps(program, mine, expected(program, theirs, heard.cuts), 1)

@@ -18,6 +18,7 @@ from relprop.operations import Args, Kind, Kwargs, Operator, is_call, kind, pack
 from relprop.tracer.editing import aten, tensor_inputs, val
 from relprop.tracer.facts import facts_of, know, place
 
+DRAWN = "drawn_"  # how the constants are named
 SHAPED_LIKE = frozenset({aten.rand_like, aten.randn_like, aten.randint_like})
 
 
@@ -85,9 +86,9 @@ def fix_draws(
     ):
         return ()
     for i, (node, (_, numbers)) in enumerate(zip(nodes, drawn, strict=True)):
-        constants[f"drawn_{i}"] = numbers
+        constants[f"{DRAWN}{i}"] = numbers
         with graph.inserting_before(node):
-            fixed = graph.create_node("get_attr", f"drawn_{i}")
+            fixed = graph.create_node("get_attr", f"{DRAWN}{i}")
         know(fixed, facts_of(node))
         node.replace_all_uses_with(fixed)
         graph.erase_node(node)

@@ -12,6 +12,7 @@ from relprop.errors import CaptureError, message
 from relprop.tracer.binding import Inputs
 from relprop.tracer.calls import Values
 from relprop.tracer.capture import Capture
+from relprop.tracer.draws import DRAWN
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.facts import describe, is_batched, is_floating, role
 from relprop.tracer.judge import UNSTEADY, difference, rounding_decides, tolerance, unsteady
@@ -80,7 +81,7 @@ def _habit(
     if random_calls:
         fact = "the model draws by chance in eval mode, and draws anew in every run"
         return CaptureError(message(fact, at=random_calls[0], then=_KEEP_DRAWS))
-    draws = [t for n, t in raw.constants.items() if n.startswith("drawn_")]
+    draws = [t for n, t in raw.constants.items() if n.startswith(DRAWN)]
     if unsteady(model, inputs, raw.eager, draws):
         then = ["make it a function of its inputs while it is explained"]
         return CaptureError(message(UNSTEADY, then=then))
