@@ -64,7 +64,7 @@ def processed(model: nn.Module, inputs: Any, processor: Any) -> Prepared:
     images = image_processor_of(processor)
     try:
         if images is not None:
-            inputs = _with_pictures(inputs, images, files=tokenizer_of(processor) is None)
+            inputs = _with_pictures(model, inputs, images, files=tokenizer_of(processor) is None)
         made = _made(model, inputs, processor)
     except RelpropError:
         raise
@@ -75,11 +75,13 @@ def processed(model: nn.Module, inputs: Any, processor: Any) -> Prepared:
     return Prepared(_accepted(model, made), processor, **known)
 
 
-def _with_pictures(inputs: Any, images: Any, *, files: bool) -> Any:
-    """The same with the pictures in RGB, or in grey where the processor's mean is of one level;
-    ``files``: texts are names of them."""
+def _with_pictures(model: nn.Module, inputs: Any, images: Any, *, files: bool) -> Any:
+    """The same with the pictures in RGB, or in grey where the processor's mean is of one level and
+    so is the model. ``files``: texts are names of them."""
     mean = getattr(images, "image_mean", None)
     channels = len(mean) if isinstance(mean, (list, tuple)) else 3
+    if getattr(getattr(model, "config", None), "num_channels", 1) == 3:
+        channels = 3
 
     def read(thing: Any, name: str = "") -> Any:
         if isinstance(thing, (list, tuple)):
@@ -92,6 +94,7 @@ def _with_pictures(inputs: Any, images: Any, *, files: bool) -> Any:
     if channels not in (1, 3):
         return inputs
     if isinstance(inputs, Mapping):
+        files = True
         return dict(inputs) | {"images": read(inputs["images"])} if "images" in inputs else inputs
     sound = isinstance(inputs, np.ndarray) and inputs.ndim == 1
     return inputs if sound else read(inputs)

@@ -67,7 +67,9 @@ def rgb(picture: Any, name: str = "") -> Any:
     if mode == "F":
         raise _floats(name, [f"picture = np.asarray(picture); {LEVELS}"])
     if mode.startswith("I"):
-        return _of_16_bits(np.array(picture), name)
+        levels = np.array(picture)
+        small = mode == "I" and levels.min() >= 0 and levels.max() <= 255
+        return _of_array(levels, name) if small else _of_16_bits(levels, name)
     if mode in ("CMYK", "YCbCr", "HSV", "LAB"):
         _say(f"its colours are {mode}, and are read as RGB", name)
     if mode == "LAB":

@@ -43,6 +43,8 @@ def leave_one_out(
         raise OptionError(f"groups={unknown}: the texts are {', '.join(texts)}")
     for name in texts if groups is None else named:
         count = found[name].shape[at.positions[name][0]]
+        if groups is None and count == 1 and len(texts) > 1:  # a decoder's first token: 0
+            continue
         rows = grouped(
             named.get(name), count, len(found[name]), at.run.part.first, at.run.part.whole
         )
@@ -73,6 +75,8 @@ def _score(at: InputStudy, name: str, groups: list[list[list[int]]], found: Tens
 
 def grouped(given: Any, count: int, batch: int, first: int, whole: int) -> list[list[list[int]]]:
     """For each of ``batch`` samples its groups. Raises ``OptionError`` for what is none."""
+    if given is None and count == 1:
+        raise OptionError("leave_one_out: the text is one token, without which nothing is left")
     if given is None:
         return [[[k] for k in range(count)]] * batch
     try:

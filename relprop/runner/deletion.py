@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 
 import torch
 from torch import Tensor, fx, nn
@@ -43,7 +44,7 @@ class Deletion:
         rows = [(k, gone & (gone & self._seen[k]).any()) for k, gone in rows]
         sizes = [int(gone.sum()) for _, gone in rows]
         count = self._text.shape[1]
-        if count - 1 in sizes and not self._runs([0, 1] if count > 2 else [0, 1, 1]):
+        if count > 1 and count - 1 in sizes and not self._runs([0, 1] if count > 2 else [0, 1, 1]):
             raise OptionError(
                 f"leave_one_out: the model is made for {count} positions of {self.name!r}, and "
                 "would spread one that is left over all",
@@ -85,7 +86,7 @@ class Deletion:
             raise OptionError(
                 f"leave_one_out: the model fails without some positions of {self.name!r}: "
                 f"{first_line(error)}",
-                then=["leave out positions of text alone: groups="],
+                then=["method='occlusion' hides positions instead"],
             ) from error
         made = {
             node: self._back(node, value, gone)
@@ -113,8 +114,8 @@ class Deletion:
     @cached_property
     def _alongside(self) -> frozenset[str]:
         """The inputs that have a number for every position of the text: of those of one length the
-        ones that go by their names, or without which the model does not read a text of another
-        length (the second text of a pair does not)."""
+        ones that go by their names, and the fewest others with which the model reads a text of
+        another length (the second text of a pair stays whole)."""
         both = zip(self.inputs.names, self.inputs.tensors, self.inputs.batched, strict=True)
         count, own = self._text.shape[1], self.name.removesuffix("input_ids")
         found = {
@@ -125,9 +126,12 @@ class Deletion:
         }
         named = found & {own + end for end in ALONGSIDE}
         order = [*range(count - 1)] if count > 2 else [0, 1, 1]
-        return frozenset(
-            name for name in found if name in named or not self._runs(order, found - {name})
-        )
+        others = sorted(found - named)
+        for size in range(len(others)):
+            for some in combinations(others, size):
+                if self._runs(order, named | {*some}):
+                    return frozenset(named | {*some})
+        return frozenset(found)
 
     def _runs(self, left: list[int], alongside: Collection[str] | None = None) -> bool:
         """Whether the model takes the first sample's text with these positions."""
@@ -144,7 +148,8 @@ class Deletion:
         """An output of rows whose positions have moved, at the places of the whole text."""
         sample, count = list(shape(node)), gone.shape[1]
         axis = 1 if len(sample) > 1 and sample[0] == 1 else 0
-        follows = len(sample) > axis and sample[axis] == count and not self._beside
+        moved = value.dim() > 1 and value.shape[1] < count
+        follows = moved and len(sample) > axis and sample[axis] == count and not self._beside
         if follows:
             place = ((~gone).cumsum(1) - 1).clamp(min=0).to(value.device)
             value = value[torch.arange(len(gone), device=value.device)[:, None], place]

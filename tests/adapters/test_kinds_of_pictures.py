@@ -83,6 +83,7 @@ SAME = {
     "PA": (PALETTE.convert("PA"), PALETTE.convert("RGB")),
     "a GIF": (opened(PALETTE, "GIF"), PALETTE.convert("RGB")),
     "I;16": (Image.fromarray(np.array(GREY).astype(np.uint16) * 257), GREY.convert("RGB")),
+    "I": (Image.fromarray(np.array(GREY).astype(np.int32)), GREY.convert("RGB")),
     "an array": (COLOURS, RGB),
     "channels first": (COLOURS.transpose(2, 0, 1), RGB),
     "an array of one level": (np.array(GREY), GREY.convert("RGB")),

@@ -141,6 +141,33 @@ def test_classifiers_that_read_the_last_token_read_it_in_the_shorter_text(name, 
         assert torch.allclose(e.scores[sample], whole - torch.stack(left), atol=1e-9)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_as_many_classes_as_tokens_are_no_positions(masked):
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**SIZES, num_labels=7)
+    model = transformers.BertForSequenceClassification(config).eval().double()
+    given = {"input_ids": IDS} | ({"attention_mask": torch.ones_like(IDS)} if masked else {})
+    e = relprop.explain(model, given, 4, method="leave_one_out")
+    left = torch.stack([model(cut(IDS[0], [k])).logits[0, 4] for k in range(7)])
+    assert torch.allclose(e.scores[0], model(IDS).logits[0, 4] - left, atol=1e-9)
+
+
+def test_one_token_is_left_where_another_text_is_explained():
+    torch.manual_seed(0)
+    config = transformers.T5Config(
+        vocab_size=40, d_model=16, d_ff=32, num_layers=1, num_heads=2, d_kv=8
+    )
+    model = transformers.T5ForConditionalGeneration(config).eval().double()
+    given = {"input_ids": IDS[:1], "decoder_input_ids": IDS[1:, :1]}
+    e = relprop.explain(model, given, 5, method="leave_one_out")
+    left = {**given, "input_ids": cut(IDS[0], [2])}
+    change = (model(**given).logits - model(**left).logits)[0, -1, 5].item()
+    assert float(e["input_ids"].scores[0, 2]) == pytest.approx(float(change), abs=1e-9)
+    assert not e["decoder_input_ids"].scores.any()
+    with pytest.raises(OptionError, match="the text is one token"):
+        relprop.explain(bert(), IDS[:1, :1], 1, method="leave_one_out")
+
+
 HEADS = {
     "the last row": lambda h: h[:, -1],
     "the mean": lambda h: h.mean(1),
@@ -192,6 +219,22 @@ def test_a_second_text_of_the_same_length_stays_whole(count):
             assert float(e["input_0"].scores[sample, gone]) == pytest.approx(
                 float(change[0, 1]), abs=1e-9
             )
+
+
+def test_two_texts_with_masks_of_their_own():
+    class Pair(Bag):
+        def forward(self, ids, others, shown, seen):
+            x, y = (self.embed(i) * m[..., None] for i, m in ((ids, shown), (others, seen)))
+            return self.head(x.mean(1) * (y + self.mix(y, y, y, need_weights=False)[0]).sum(1))
+
+    model = Pair().eval().double().requires_grad_(False)
+    shown, seen = torch.rand(2, 1, 7, dtype=torch.float64)
+    given = (IDS[:1], IDS[1:], shown, seen)
+    e = relprop.explain(model, given, 1, method="leave_one_out")
+    for gone in range(7):
+        left = model(IDS[:1], cut(IDS[1], [gone]), shown, cut(seen[0], [gone]))
+        change = float((model(*given) - left)[0, 1])
+        assert float(e["input_1"].scores[0, gone]) == pytest.approx(change, abs=1e-9)
 
 
 @pytest.mark.parametrize("count", [2, 3])
