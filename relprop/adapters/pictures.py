@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from relprop.adapters.rgb import is_pil
+
 KEPT = 448  # pixels of the longer side of a picture that is kept to be looked at
 
 
@@ -65,7 +67,7 @@ def found_originals(
 
 def picture_size(picture: Any) -> tuple[int, int] | None:
     """(H, W) of a PIL image or an array (H, W) or (H, W, channels); ``None`` for anything else."""
-    if hasattr(picture, "convert") and isinstance(getattr(picture, "size", None), tuple):
+    if is_pil(picture):
         return picture.size[1], picture.size[0]
     if isinstance(picture, np.ndarray) and (
         picture.ndim == 2 or (picture.ndim == 3 and picture.shape[2] in (1, 3, 4))

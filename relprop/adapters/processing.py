@@ -82,22 +82,20 @@ def _with_pictures(model: nn.Module, inputs: Any, images: Any, *, files: bool) -
     channels = len(mean) if isinstance(mean, (list, tuple)) else 3
     if getattr(getattr(model, "config", None), "num_channels", 1) == 3:
         channels = 3
+    named = isinstance(inputs, Mapping)
 
     def read(thing: Any, name: str = "") -> Any:
         if isinstance(thing, (list, tuple)):
-            return [read(one, f"picture {i} of {len(thing)}") for i, one in enumerate(thing, 1)]
+            some = (read(one, f"picture {i} of {len(thing)}") for i, one in enumerate(thing, 1))
+            return type(thing)(some)
         if isinstance(thing, np.ndarray) and thing.ndim == 4:
             return read(list(thing))
-        known = is_picture(thing) or (files and isinstance(thing, str))
+        known = is_picture(thing) or ((files or named) and isinstance(thing, str))
         return as_rgb(thing, name, channels=channels, ready=READY) if known else thing
 
-    if channels not in (1, 3):
+    if channels not in (1, 3) or (named and "images" not in inputs):
         return inputs
-    if isinstance(inputs, Mapping):
-        files = True
-        return dict(inputs) | {"images": read(inputs["images"])} if "images" in inputs else inputs
-    sound = isinstance(inputs, np.ndarray) and inputs.ndim == 1
-    return inputs if sound else read(inputs)
+    return {**inputs, "images": read(inputs["images"])} if named else read(inputs)
 
 
 def _made(model: nn.Module, inputs: Any, processor: Any) -> Any:

@@ -23,7 +23,7 @@ def is_picture(thing: Any) -> bool:
     if isinstance(thing, np.ndarray):
         sides = (thing.shape[-1], thing.shape[0])
         return thing.ndim == 2 or (thing.ndim == 3 and any(n in CHANNELS for n in sides))
-    return _is_image(thing) or isinstance(thing, (os.PathLike, bytes, bytearray))
+    return is_pil(thing) or isinstance(thing, (os.PathLike, bytes, bytearray))
 
 
 def as_rgb(thing: Any, name: str = "", *, channels: int = 3, ready: str = "") -> Any:
@@ -103,7 +103,8 @@ def read_picture(source: Any, name: str, *, upright: bool = False) -> Any:
         raise InputError(f"no picture can be read: {error}", at=name) from None
 
 
-def _is_image(thing: Any) -> bool:
+def is_pil(thing: Any) -> bool:
+    """Whether this is a PIL image."""
     return hasattr(thing, "convert") and isinstance(getattr(thing, "size", None), tuple)
 
 

@@ -180,7 +180,9 @@ def _picture(row: Row, column: str) -> Any:
         fact = f"the picture is {type(value).__name__}, not a PIL image"
         raise row.refused(fact, ["dataset.cast_column(column, datasets.Image())"])
     try:
-        return rgb(value)
+        return rgb(value, row.where)
+    except InputError:
+        raise
     except (OSError, SyntaxError, ValueError) as error:
         raise row.refused(f"no picture can be read: {error}") from None
 

@@ -24,6 +24,15 @@ WAVE = dict(
     classifier_proj_size=8,
 )
 RATE = 16000
+PATCHES = {
+    "context_length": 16,
+    "patch_length": 4,
+    "patch_stride": 4,
+    "d_model": 16,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "ffn_dim": 16,
+}
 
 
 def sound(samples, seed=0):
@@ -241,17 +250,7 @@ def test_a_time_series_tokens_are_its_time_steps():
 
 
 def test_values_that_were_not_observed_are_no_content():
-    config = transformers.PatchTSTConfig(
-        num_input_channels=1,
-        context_length=16,
-        patch_length=4,
-        patch_stride=4,
-        d_model=16,
-        num_attention_heads=2,
-        num_hidden_layers=1,
-        ffn_dim=16,
-        num_targets=3,
-    )
+    config = transformers.PatchTSTConfig(**PATCHES, num_input_channels=1, num_targets=3)
     torch.manual_seed(0)
     model = transformers.PatchTSTForClassification(config).eval()
     values, observed = torch.zeros(2, 16, 1), torch.ones(2, 16, 1, dtype=torch.bool)
@@ -262,3 +261,36 @@ def test_values_that_were_not_observed_are_no_content():
     observed[1, 8:] = False
     e = relprop.explain(model, {"past_values": values, "past_observed_mask": observed}, 1)
     assert e.content.tolist() == [[True] * 4, [True, True, False, False]]
+
+
+def series_by_patches():
+    config = transformers.PatchTSTConfig(**PATCHES, num_input_channels=3, prediction_length=4)
+    return transformers.PatchTSTForPrediction(config)
+
+
+class SeriesByConvolution(torch.nn.Module):
+    """Each channel through one convolution, as a sample of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = torch.nn.Conv1d(1, 8, 3), torch.nn.Linear(8, 2)
+        self.mix = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x):
+        y = self.embed(x.mT.flatten(0, 1)[:, None]).mT
+        y = (y + self.mix(y, y, y, need_weights=False)[0]).mean(1)
+        return self.head(y).unflatten(0, (len(x), -1))
+
+
+@pytest.mark.parametrize("make", [series_by_patches, SeriesByConvolution])
+def test_channels_of_a_series_are_hidden_one_by_one(make):
+    torch.manual_seed(0)
+    model, x = make().eval(), torch.randn(2, 16, 3)
+
+    def first_channel(output):
+        return getattr(output, "prediction_outputs", output).movedim(1, -1).flatten(0)[0]
+
+    e = relprop.explain(model, x, first_channel, method="occlusion")
+    scores = e.scores.unflatten(1, (16, 3))
+    assert scores[..., 0].abs().sum() > 0
+    assert not scores[..., 1:].any()

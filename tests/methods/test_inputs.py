@@ -3,7 +3,6 @@ own eager model."""
 
 import pytest
 import torch
-import transformers
 from captum.attr import (
     InputXGradient,
     IntegratedGradients,
@@ -507,46 +506,3 @@ def test_a_target_that_depends_on_no_input_is_refused(method):
 @pytest.mark.parametrize("method", ["input_gradient", "gradient_x_input"])
 def test_behind_a_detach_the_gradient_is_zero(method):
     assert not relprop.explain(Deaf(True), X.float(), 0, method=method).scores.any()
-
-
-def series_by_patches():
-    config = transformers.PatchTSTConfig(
-        num_input_channels=3,
-        context_length=16,
-        patch_length=4,
-        patch_stride=4,
-        d_model=16,
-        num_attention_heads=2,
-        num_hidden_layers=1,
-        ffn_dim=16,
-        prediction_length=4,
-    )
-    return transformers.PatchTSTForPrediction(config)
-
-
-class SeriesByConvolution(torch.nn.Module):
-    """Each channel through one convolution, as a sample of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed, self.head = torch.nn.Conv1d(1, 8, 3), torch.nn.Linear(8, 2)
-        self.mix = torch.nn.MultiheadAttention(8, 2, batch_first=True)
-
-    def forward(self, x):
-        y = self.embed(x.mT.flatten(0, 1)[:, None]).mT
-        y = (y + self.mix(y, y, y, need_weights=False)[0]).mean(1)
-        return self.head(y).unflatten(0, (len(x), -1))
-
-
-@pytest.mark.parametrize("make", [series_by_patches, SeriesByConvolution])
-def test_channels_of_a_series_are_hidden_one_by_one(make):
-    torch.manual_seed(0)
-    model, x = make().eval(), torch.randn(2, 16, 3)
-
-    def first_channel(output):
-        return getattr(output, "prediction_outputs", output).movedim(1, -1).flatten(0)[0]
-
-    e = relprop.explain(model, x, first_channel, method="occlusion")
-    scores = e.scores.unflatten(1, (16, 3))
-    assert scores[..., 0].abs().sum() > 0
-    assert not scores[..., 1:].any()

@@ -220,6 +220,35 @@ class Moved(nn.Module):
         return self.what(x)
 
 
+def by_index(reduce):
+    """Byte tokens to patches, as BLT makes them."""
+
+    def function(x):
+        patch = (torch.arange(N) // 2)[None, :, None].expand_as(x)
+        return torch.zeros_like(x[:, : N // 2]).scatter_reduce(
+            1, patch, x, reduce, include_self=False
+        )
+
+    return Moved(function)
+
+
+@pytest.mark.parametrize("reduce", ["amax", "amin"])
+def test_maxima_by_index_go_where_the_largest_was_found(reduce):
+    windows = Moved(lambda x: getattr(x.unflatten(1, (-1, 2)), reduce)(2))
+    model = Sequence(Layer(), by_index(reduce), Layer(), pool=lambda x: x[:, 1]).double().eval()
+    x = tokens()
+    found = relprop.explain(model, x, 1, method="rollout").scores
+    model.layers[1] = windows
+    plain = relprop.explain(model, x, 1, method="rollout").scores
+    torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-12)
+
+
+def test_products_by_index_are_refused():
+    model = Sequence(Layer(), by_index("prod"), Layer(), pool=lambda x: x[:, 1]).double().eval()
+    with pytest.raises(relprop.errors.RollUpError, match=r"cannot pass aten\.scatter_reduce"):
+        relprop.explain(model, tokens(), 1, method="rollout")
+
+
 MOVES = {
     "repeat_interleave": (lambda x: x.repeat_interleave(2, 1), nearest(N, 2 * N)),
     "expand": (lambda x: x[:, :, None].expand(-1, -1, 2, -1).flatten(1, 2), nearest(N, 2 * N)),

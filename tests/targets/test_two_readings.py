@@ -73,5 +73,9 @@ def test_a_tuple_of_two_texts_is_said_to_be_two_samples():
     assert (
         closeness(found.scores, relprop.explain(model, [*two], 1, processor=tokenizer).scores) == 0
     )
+    images = transformers.CLIPImageProcessor(size={"shortest_edge": 16})
+    both = transformers.CLIPProcessor(images, tokenizer)
+    with pytest.warns(AmbiguityWarning, match="two samples, not as a pair"):
+        relprop.explain(model, two, 1, processor=both)
     pair = {"text": two[0], "text_pair": two[1]}
     assert len(relprop.explain(model, pair, 1, processor=tokenizer).scores) == 1
