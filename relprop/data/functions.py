@@ -36,14 +36,14 @@ def of_callable(thing: Any) -> str | None:
     if thing is None:
         return None
     if isinstance(thing, partial):
-        given = "\n".join(_value((thing.args, thing.keywords), "", set()))
+        given = "\n".join(_value((thing.args, thing.keywords), "", {}))
         return f"{of_callable(thing.func)} of {_sha(given)}"
     if inspect.ismethod(thing) or (inspect.isfunction(thing) and _holds_objects(thing)):
         fact = f"{_name(thing)} holds values that do not show in its source, {UNTOLD}"
         then = "or an object whose __repr__ tells all of its settings, as torchvision's transforms"
         raise OptionError(fact, then=["give a plain function", f"{then} have it"])
     if inspect.isfunction(thing):
-        return f"{_name(thing)} {_sha(chr(10).join(_told(thing, set())))}"
+        return f"{_name(thing)} {_sha(chr(10).join(_told(thing, {})))}"
     if ADDRESS.search(text := repr(thing)) and type(thing).__repr__ is object.__repr__:
         fact = f"an object of {_name(type(thing))} prints only its address, {UNTOLD}"
         then = "give its class a __repr__ that tells all of its settings"
@@ -65,9 +65,10 @@ def _cells(function: types.FunctionType) -> dict[str, Any]:
     return found
 
 
-def _told(function: types.FunctionType, seen: set[int]) -> Iterator[str]:
-    """A function's source, its defaults, and the variables outside it that it reads."""
-    seen.add(id(function))
+def _told(function: types.FunctionType, seen: dict[int, Any]) -> Iterator[str]:
+    """A function's source, its defaults, and the variables outside it that it reads. What is
+    ``seen`` is held: an object that is gone leaves its id to the next."""
+    seen[id(function)] = function
     try:
         yield inspect.getsource(function)
     except (OSError, TypeError):
@@ -89,7 +90,7 @@ def _names(code: types.CodeType) -> set[str]:
     return {*code.co_names, *code.co_freevars}.union(*map(_names, inner))
 
 
-def _value(value: Any, package: str, seen: set[int]) -> Iterator[str]:
+def _value(value: Any, package: str, seen: dict[int, Any]) -> Iterator[str]:
     """A value as text: plain ones, containers, tensors and functions of ``package``; of others only
     of which kind they are."""
     if isinstance(value, PLAIN):
@@ -97,7 +98,7 @@ def _value(value: Any, package: str, seen: set[int]) -> Iterator[str]:
     elif id(value) in seen:
         yield "..."
     elif isinstance(value, (Mapping, list, tuple, set)):
-        seen.add(id(value))
+        seen[id(value)] = value
         parts = value.items() if isinstance(value, Mapping) else value
         ordered = sorted(parts, key=repr) if isinstance(value, set) else parts
         yield from (text for part in ordered for text in _value(part, package, seen))

@@ -11,7 +11,7 @@ from relprop.data import ImageFolder
 from relprop.data.functions import of_callable
 from relprop.errors import OptionError
 
-SCALE, NAMES, TABLE = 2.0, {"a": [1, 2]}, np.arange(3)
+SCALE, NAMES, TABLE = 2.0, {str(n): [n] for n in range(99)}, np.arange(3)
 settings = types.ModuleType("settings")
 settings.mean = 0.5
 
@@ -25,7 +25,7 @@ def through_a_helper(x):
 
 
 def of_a_container(x):
-    return NAMES["a"] + x
+    return NAMES["1"] + x
 
 
 def of_an_array(x):
@@ -53,7 +53,7 @@ def around(value):
         (through_a_helper, globals(), "SCALE", 3.0),
         (through_a_helper, globals(), "helper", lambda x: x),
         (inside, globals(), "SCALE", 3.0),
-        (of_a_container, globals(), "NAMES", {"a": [1, 3]}),
+        (of_a_container, globals(), "NAMES", {**NAMES, "98": [0]}),
         (of_an_array, globals(), "TABLE", np.arange(3) + 1),
         (of_a_module, vars(settings), "mean", 0.4),
     ],
