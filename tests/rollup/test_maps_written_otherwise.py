@@ -37,39 +37,6 @@ def plain(q, k, v, _):
     return scores(q, k).softmax(-1) @ v
 
 
-def beside_joined(q, k, v, beside):
-    s = scores(q, k)
-    return torch.cat([s, beside.expand(*s.shape[:-1], 1)], -1).softmax(-1)[..., :-1] @ v
-
-
-def beside_in_the_sum(q, k, v, beside):
-    e = scores(q, k).exp()
-    return (e / (e.sum(-1, keepdim=True) + beside.exp())) @ v
-
-
-def beside_less_the_largest(q, k, v, beside):
-    s = scores(q, k)
-    top = torch.maximum(s.amax(-1, keepdim=True), beside)
-    e = (s - top).exp()
-    return (e / (e.sum(-1, keepdim=True) + (beside - top).exp())) @ v
-
-
-def beside_divides_late(q, k, v, beside):
-    e = scores(q, k).exp()
-    return (e @ v) / (e.sum(-1, keepdim=True) + beside.exp())
-
-
-def beside_scales_the_result(q, k, v, beside):
-    s = scores(q, k)
-    return (s.softmax(-1) @ v) * torch.sigmoid(s.logsumexp(-1, keepdim=True) - beside)
-
-
-def beside_scales_without_the_axis(q, k, v, beside):
-    s = scores(q, k)
-    share = torch.sigmoid(s.logsumexp(-1) - beside.view(1, -1, 1))
-    return (s.softmax(-1) @ v) * share.unsqueeze(-1)
-
-
 def triangle_hidden(q, k, v, _):
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
@@ -157,13 +124,6 @@ def memory_divided_late(q, k, _, beside):
 
 
 SAME = {
-    (beside_joined, first): [
-        (beside_in_the_sum, first),
-        (beside_less_the_largest, first),
-        (beside_divides_late, first),
-        (beside_scales_the_result, first),
-        (beside_scales_without_the_axis, first),
-    ],
     (triangle_hidden, first): [
         (triangle_renormalised, first),
         (triangle_normalised, first),

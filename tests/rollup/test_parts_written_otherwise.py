@@ -49,15 +49,6 @@ def windows_joined(block, _, x):
     return y[:, torch.tensor(WINDOWS).flatten().argsort()]
 
 
-def windows_written_by_token(block, _, x):
-    y = torch.zeros_like(x)
-    for w in WINDOWS:
-        made = alone(block, torch.stack([x[:, i] for i in w], 1))
-        for i, place in enumerate(w):
-            y[:, place] = made[:, i]
-    return y
-
-
 def bias_inside(block, _, x):
     own = torch.cat([block.qkv.bias[:WIDTH], x.new_zeros(WIDTH), block.qkv.bias[2 * WIDTH :]])
     return block.out(attend(*F.linear(x, block.qkv.weight, own).chunk(3, -1)))
@@ -213,7 +204,6 @@ by_length = by_distance(lambda x, p: (x[:, None] - p).norm(dim=-1))
 
 SAME = {
     "windows joined": (through(windows_at_once), through(windows_joined)),
-    "windows written by token": (through(windows_at_once), through(windows_written_by_token)),
     "a bias behind an order": (through(windows_at_once), through(bias_behind_an_order)),
     "a bias of parts": (through(bias_inside), through(bias_of_parts)),
     "a bias of heads": (through(bias_inside), through(bias_of_heads)),

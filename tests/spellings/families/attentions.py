@@ -206,13 +206,6 @@ def queries_recursively(parts, q, k, v, allowed):
 
 
 @spells("attend", PLAIN)
-def queries_even_and_odd(parts, q, k, v, allowed):
-    even, odd = (attend_plainly(q[:, :, i::2], k, v) for i in (0, 1))
-    order = torch.tensor([0, 3, 1, 4, 2])
-    return torch.cat([even, odd], 2)[:, :, order]
-
-
-@spells("attend", PLAIN)
 def queries_and_heads_one_by_one(parts, q, k, v, allowed):
     def row(h, i):
         return attend_plainly(q[:, h, i : i + 1], k[:, h], v[:, h])

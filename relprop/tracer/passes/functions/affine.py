@@ -3,11 +3,9 @@ it, in however many pieces, of parameters or of numbers."""
 
 from __future__ import annotations
 
-import math
-
 from torch import fx
 
-from relprop.operations import Kind, argument, is_call, kind, operand
+from relprop.operations import Kind, is_call, kind, operand
 from relprop.operations.vocabulary import WrittenNorm
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
@@ -33,9 +31,6 @@ def raise_affine(graph: fx.Graph, constants: Constants) -> None:
         if node._erased or not is_float(node) or not (pairs := _pairs(node)):
             continue
         for norm, parameter in pairs:
-            if (grouped := _of_groups(node, norm, parameter)) is not None:
-                swap(node, grouped)
-                break
             norm, parameter, back = _unturned(node, norm, parameter)
             if _belongs(node, norm, parameter):
                 new = _with_affine(node, norm, _as_tensor(node, norm, parameter, constants))
@@ -83,32 +78,6 @@ def _belongs(node: fx.Node, norm: object, parameter: object) -> bool:
     if sorted(shape_of(node)) != sorted(shape_of(norm)) or is_call(node, aten.sub):
         return False
     return is_call(norm, aten.layer_norm, aten.rms_norm) or isinstance(norm.target, WrittenNorm)
-
-
-def _of_groups(node: fx.Node, norm: fx.Node, parameter: object) -> fx.Node | None:
-    """The norm of groups of channels that a norm of rows is, whose rows are such groups, scaled by
-    or added to a number for each channel."""
-    shape, rows = shape_of(node), norm
-    if not isinstance(parameter, fx.Node) or is_live(parameter) or kind(node) is Kind.QUOTIENT:
-        return None
-    if not isinstance(norm, fx.Node) or shape_of(norm) != shape or len(norm.users) != 1:
-        return None
-    if len(shape) < 3 or axes_of(parameter, node) != [1] or is_call(node, aten.sub):
-        return None
-    if is_call(norm, aten.group_norm):
-        x, groups, weight, bias, eps = (*arguments(norm)[:4], argument(norm, "eps"))
-    else:
-        rows = operand(norm) if kind(norm) is Kind.RESHAPE else norm
-        if not is_call(rows, aten.layer_norm) or len(rows.users) != 1:
-            return None
-        weight, bias = argument(rows, "weight"), argument(rows, "bias")
-        x, eps = reshaped(node, operand(rows), shape), argument(rows, "eps")
-        groups, rest = divmod(math.prod(shape[1:]), math.prod(argument(rows, "normalized_shape")))
-        if weight is not None or bias is not None or rest or not groups or shape[1] % groups:
-            return None
-    channels = reshaped(node, parameter, [shape[1]])
-    weight, bias = _changed(node, weight, bias, channels, kind(node) is Kind.PRODUCT)
-    return emit(node, aten.group_norm.default, x, groups, weight, bias, eps)
 
 
 def _as_tensor(

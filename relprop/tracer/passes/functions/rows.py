@@ -17,8 +17,6 @@ from relprop.tracer.passes.functions.masked import is_mask, softmax_of
 from relprop.tracer.passes.functions.norms import FoundNorm, emit_norm, norm_in
 from relprop.tracer.passes.functions.softmaxes import (
     emit_beside,
-    is_beside_parameter,
-    parameter_beside,
     softmax_in,
 )
 from relprop.tracer.passes.trials.subgraphs import Subgraph, candidates, flow_of, subgraph_of
@@ -66,8 +64,6 @@ def _tried(subgraph: Subgraph, masked: bool) -> _Found | None:
     these, or cannot be tried out."""
     try:
         found: _Found | None = softmax_in(subgraph) if masked else None
-        if not masked and is_beside_parameter(subgraph):
-            return Kind.JOIN
         if any(kind(n) is Kind.SOFTMAX for n in subgraph.nodes):
             return None
         return norm_in(subgraph) if found is None else found
@@ -81,8 +77,6 @@ def _emit(subgraph: Subgraph, found: _Found, constants: Constants) -> fx.Node | 
     at, axis = subgraph.output, subgraph.axes[0]
     if found == Kind.TOTAL:
         return softmax_of(subgraph, axis, constants)
-    if found == Kind.JOIN:
-        return emit_beside(subgraph, axis, parameter_beside(subgraph), constants)
     if isinstance(found, float):
         return emit_beside(subgraph, axis, found, constants)
     op = aten.softmax.int if found is Kind.SOFTMAX else aten.log_softmax.int

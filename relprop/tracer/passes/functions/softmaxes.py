@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, fx
@@ -12,7 +11,7 @@ from torch.nn import functional as F
 from relprop.operations import Kind, is_call, operand
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import aten, emit, expanded, rank, reshaped, shape_of, val
+from relprop.tracer.editing import aten, emit, expanded, rank, shape_of, val
 from relprop.tracer.passes.trials.comparison import Trial, equal_functions, trials
 from relprop.tracer.passes.trials.subgraphs import Subgraph
 
@@ -35,57 +34,6 @@ def softmax_in(subgraph: Subgraph) -> Kind | float | None:
     return Kind.TOTAL if all(_is_share(subgraph, t, axis) for t in given) else None
 
 
-def is_beside_parameter(subgraph: Subgraph) -> bool:
-    """Whether a subgraph is a softmax of each row and one more score, a parameter, which is left
-    out afterwards."""
-    return _parameter_shape(subgraph) is not None
-
-
-def parameter_beside(subgraph: Subgraph) -> fx.Node:
-    """That parameter, an axis of length 1 along the row."""
-    (p,) = subgraph.parameters
-    score, shape = operand(p) if is_call(p, aten.exp) else p, _parameter_shape(subgraph)
-    assert shape is not None
-    return reshaped(subgraph.output, score, shape(shape_of(score)))
-
-
-def _parameter_shape(subgraph: Subgraph) -> Callable[[list[int]], list[int]] | None:
-    """How the only parameter lies beside the rows: as it is, or, where it meets what was summed
-    over them without that axis, with it."""
-    if len(subgraph.parameters) != 1 or len(subgraph.axes) != 1:
-        return None
-    (p,), axis, wide = subgraph.parameters, subgraph.axes[0], rank(subgraph.source)
-
-    def aligned(shape: list[int]) -> list[int]:
-        return [1] * (wide - len(shape)) + shape
-
-    def inserted(shape: list[int]) -> list[int]:
-        shape = [1] * (wide - 1 - len(shape)) + shape
-        return [*shape[:axis], 1, *shape[axis:]]
-
-    for way in (aligned, inserted):
-        shape = way(shape_of(p))
-        if len(shape) == wide and shape[axis] == 1 and _sees(subgraph, axis, way):
-            return way
-    return None
-
-
-def _sees(subgraph: Subgraph, axis: int, way: Callable[[list[int]], list[int]]) -> bool:
-    """Whether a subgraph is the softmax whose rows see its parameter, which lies so."""
-    (p,) = subgraph.parameters
-
-    def found(t: Tensor, score: Tensor) -> Tensor:
-        row = t.exp() if is_call(subgraph.source, aten.exp) else t
-        return subgraph(row, score.exp() if is_call(p, aten.exp) else score)
-
-    def wanted(t: Tensor, score: Tensor) -> Tensor:
-        beside = score.reshape(way(list(score.shape)))
-        return (t - torch.logaddexp(t.logsumexp(axis, keepdim=True), beside)).exp()
-
-    given = [(t.x, t.parameters[0].double()) for t in trials(subgraph)]
-    return equal_functions(found, wanted, given)
-
-
 def _beside(subgraph: Subgraph, axis: int, probes: list[Tensor]) -> float | None:
     """The score that a softmax sees beside each row, if a subgraph, with the exponential above it,
     is one that leaves it out."""
@@ -105,19 +53,15 @@ def _beside(subgraph: Subgraph, axis: int, probes: list[Tensor]) -> float | None
     return score if equal_functions(found, wanted, probes) else None
 
 
-def emit_beside(
-    subgraph: Subgraph, axis: int, score: float | fx.Node, constants: Constants
-) -> fx.Node:
+def emit_beside(subgraph: Subgraph, axis: int, score: float, constants: Constants) -> fx.Node:
     """The softmax of each row and a score beside it, without that one's weight."""
     at, x = subgraph.output, subgraph.source
     x = operand(x) if is_call(x, aten.exp) else x
     shape = shape_of(x)
-    if not isinstance(score, fx.Node):
-        held = torch.full([1] * rank(x), score, dtype=val(x).dtype, device=constants.device)
-        score = emit(at, Held(held))
+    held = torch.full([1] * rank(x), score, dtype=val(x).dtype, device=constants.device)
     shape[axis], size = 1, shape[axis]
-    one = reshaped(at, score, [1] * (rank(x) - rank(score)) + shape_of(score))
-    beside = emit(at, aten.cat.default, [x, expanded(at, one, shape)], axis)
+    one = expanded(at, emit(at, Held(held)), shape)
+    beside = emit(at, aten.cat.default, [x, one], axis)
     made = emit(at, aten.softmax.int, beside, axis)
     return emit(at, aten.slice.Tensor, made, axis, 0, size, 1)
 

@@ -8,9 +8,9 @@ all, pieces of one tensor, or parameters: towers that only look alike are left a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import groupby
 
 from torch import fx
 
@@ -23,16 +23,13 @@ from relprop.tracer.editing import (
     is_live,
     joined,
     rank,
-    shape_of,
     swap,
 )
 from relprop.tracer.labels import Labels
 from relprop.tracer.passes.lanes.alike import Apart, undo
 from relprop.tracer.passes.lanes.lifted import Known, lifted
-from relprop.tracer.passes.lanes.longer import longer
 from relprop.tracer.passes.lanes.worth import WORTH, is_worth
 from relprop.tracer.passes.products.splits import joined_linear
-from relprop.tracer.passes.simplify.joins import shown
 from relprop.tracer.passes.sums.terms import join_terms
 
 
@@ -42,7 +39,7 @@ def merge_lanes(graph: fx.Graph, constants: Constants | None = None) -> None:
     for node in list(graph.nodes):
         if node._erased or not is_call(node, aten.cat) or not is_live(node):
             continue
-        ways = (_merged, _in_runs, _of_cuts)
+        ways = (_merged, _in_runs)
         new = next((m for way in ways if (m := way(node, known, labels)) is not None), None)
         if new is not None:
             swap(node, new)
@@ -53,17 +50,12 @@ def _merged(node: fx.Node, known: Known, labels: Labels) -> fx.Node | None:
     parts = tuple(joined(node))
     if len(parts) < 2 or any(not is_live(p) for p in parts) or not is_worth(parts):
         return None
-    return _tried(node, (longer, partial(lifted, known=known, labels=labels)))
-
-
-def _tried(node: fx.Node, ways: tuple[Callable[..., fx.Node], ...]) -> fx.Node | None:
-    for attempt in ways:
-        mark = node.prev
-        try:
-            return attempt(node, tuple(joined(node)), arguments(node)[1])
-        except Apart:
-            undo(node, mark)
-    return None
+    mark = node.prev
+    try:
+        return lifted(node, parts, arguments(node)[1], known, labels)
+    except Apart:
+        undo(node, mark)
+        return None
 
 
 def _in_runs(node: fx.Node, known: Known, labels: Labels) -> fx.Node | None:
@@ -79,36 +71,6 @@ def _in_runs(node: fx.Node, known: Known, labels: Labels) -> fx.Node | None:
             lanes = lanes if merged is None else [merged]
         made += lanes
     return emit(node, aten.cat.default, made, dim) if len(made) < len(parts) else None
-
-
-def _of_cuts(node: fx.Node, known: Known, labels: Labels) -> fx.Node | None:
-    """A ``cat`` of all that some lanes were cut into, in another order (windows whose tokens are
-    written back one by one): the lanes side by side, then cut."""
-    parts, dim = joined(node), arguments(node)[1]
-    runs = [cut for p in parts if (cut := _cut(p, dim)) is not None]
-    lanes = list(dict.fromkeys(run[0] for run in runs))
-    if len(runs) < len(parts) or len(lanes) in (1, len(parts)):
-        return None
-    starts = list(accumulate((shape_of(lane)[dim] for lane in lanes), initial=0))
-    at = dict(zip(lanes, starts, strict=False))
-    cuts = [(at[lane] + start, at[lane] + end, step) for lane, start, end, step in runs]
-    if sorted(i for cut in cuts for i in range(*cut)) != list(range(starts[-1])):
-        return None
-    beside = emit(node, aten.cat.default, lanes, dim)
-    merged = _merged(beside, known, labels)
-    node.graph.erase_node(beside)
-    if merged is None:
-        return None
-    made = [emit(node, aten.slice.Tensor, merged, dim, *cut) for cut in cuts]
-    return emit(node, aten.cat.default, made, dim)
-
-
-def _cut(part: fx.Node, dim: int) -> tuple[fx.Node, int, int, int] | None:
-    """What a part shows of another tensor along an axis: the tensor, and which places."""
-    if is_call(part, aten.slice) and arguments(part)[1] == dim:
-        return arguments(part)[0], *arguments(part)[2:5]
-    found = shown(part, dim)
-    return None if found is None else (*found, 1)
 
 
 def merge_projections(graph: fx.Graph, constants: Constants) -> None:

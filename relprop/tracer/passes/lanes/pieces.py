@@ -37,7 +37,7 @@ def pieces(at: fx.Node, nodes: Lanes) -> fx.Node | None:
         return _positions(at, nodes)
     if all(is_call(n, aten.slice) and arguments(n)[4] == 1 for n in nodes):
         return _boxes(at, nodes)
-    return _every_other(at, nodes) if all(is_call(n, aten.slice) for n in nodes) else None
+    return None
 
 
 def picked(at: fx.Node, nodes: Lanes, labels: Labels) -> fx.Node | None:
@@ -87,20 +87,6 @@ def _numbered(nodes: Lanes, labels: Labels) -> tuple[fx.Node, list[Tensor]] | No
     beside = torch.cat([n.flatten() for n in numbers])
     once = bool((beside >= 0).all()) and beside.unique().numel() == beside.numel()
     return (source, numbers) if once else None
-
-
-def _every_other(at: fx.Node, nodes: Lanes) -> fx.Node | None:
-    """Every k-th position from the first, the second, ... on: k lanes of an axis that is theirs."""
-    x, dim, _, _, step = arguments(nodes[0])
-    size = shape_of(x)[dim]
-    cuts = [slice(*arguments(n)[2:]).indices(size)[0] for n in nodes]
-    alike = all((operand(n), *arguments(n)[1::3]) == (x, dim, step) for n in nodes)
-    if not alike or size % step or any(shape_of(n)[dim] * step != size for n in nodes):
-        return None
-    shape = shape_of(x)
-    apart = reshaped(at, x, [*shape[:dim], size // step, step, *shape[dim + 1 :]])
-    apart = _chosen(at, apart, dim + 1, cuts)
-    return permuted(at, apart, [dim + 1, *(i for i in range(rank(apart)) if i != dim + 1)])
 
 
 def _positions(at: fx.Node, nodes: Lanes) -> fx.Node | None:

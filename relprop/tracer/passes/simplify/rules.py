@@ -27,7 +27,6 @@ from relprop.tracer.passes.simplify.layouts import put_together
 from relprop.tracer.passes.simplify.matrices import simpler_matrix
 from relprop.tracer.passes.simplify.numbers import (
     as_numbers,
-    linear_of_scaled,
     simpler_affine,
     simpler_function,
     simpler_product,
@@ -43,7 +42,6 @@ from relprop.tracer.passes.simplify.shifts import unshifted_softmax
 from relprop.tracer.passes.simplify.totals import simpler_total
 from relprop.tracer.passes.simplify.windows import windows
 from relprop.tracer.passes.writes.runs import put_in_runs
-from relprop.tracer.passes.writes.sums import picked_once
 
 
 def simplify(graph: fx.Graph, constants: Constants) -> None:
@@ -69,10 +67,8 @@ def _simpler(node: fx.Node, constants: Constants) -> fx.Node | None:
         return new
     if is_call(node, aten.index_put) and (new := put_in_runs(node, constants)) is not None:
         return new
-    if kind(node) is Kind.INDEXED_SUM:
-        return picked_once(node, constants)
     if is_call(node, aten.linear, aten.matmul):
-        new = simpler_matrix(node, constants) or linear_of_scaled(node)
+        new = simpler_matrix(node, constants)
         return _broadcast(node) if new is None and is_call(node, aten.matmul) else new
     if is_call(node, aten.cat) and (new := windows(node, constants)) is not None:
         return new

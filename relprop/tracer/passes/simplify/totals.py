@@ -11,7 +11,6 @@ from relprop.tracer.editing import (
     before_reshapes,
     dims_of,
     emit,
-    is_live,
     joined,
     rank,
     reshaped,
@@ -38,24 +37,9 @@ def simpler_total(node: fx.Node) -> fx.Node | None:
         return None
     if all(shape_of(x)[d] == 1 for d in dims_of(node)):
         return reshaped(node, x, shape_of(node))
-    if is_call(node, aten.sum) and is_call(x, aten.cat) and arguments(x)[1] in dims_of(node):
-        fixed = [p for p in joined(x) if not is_live(p)]
-        if fixed and is_live(node):
-            return _without_constants(node, fixed)
     if is_call(x, aten.cat) and len(joined(x)) > 2 and _alike(joined(x)):
         return None
     return total_of_parts(node)
-
-
-def _without_constants(node: fx.Node, fixed: list[fx.Node]) -> fx.Node:
-    """Σ (x, c), laid along the axis → Σ x + Σ c: a bias among the terms."""
-    terms, axis = arguments(operand(node))
-    live = [p for p in terms if p not in fixed]
-    sums = [
-        emit(node, node.target, emit(node, aten.cat.default, parts, axis), *arguments(node)[1:])
-        for parts in (live, fixed)
-    ]
-    return emit(node, aten.add.Tensor, *sums)
 
 
 def _alike(parts: list[fx.Node]) -> bool:

@@ -15,7 +15,6 @@ from relprop.tracer.editing import (
     joined,
     permuted,
     rank,
-    reshaped,
     shape_of,
     val,
 )
@@ -26,8 +25,8 @@ CUTS = frozenset({Kind.SLICE, Kind.SELECT, Kind.RESHAPE, Kind.EXPAND, Kind.JOIN}
 
 
 def windows(node: fx.Node, constants: Constants) -> fx.Node | None:
-    """``stack([x[..., 0:4], x[..., 2:6], ...])`` → ``x.unfold(-1, 4, 2)``, or the positions that
-    stand in each window; ``None`` for anything else."""
+    """``stack([x[..., 0:4], x[..., 2:6], ...])`` → ``x[..., places]``, the positions that stand in
+    each window; ``None`` for anything else."""
     parts, new = joined(node), arguments(node)[1]
     if len(parts) < 2 or any(shape_of(p)[new] != 1 or kind(p) is not Kind.RESHAPE for p in parts):
         return None
@@ -41,30 +40,12 @@ def windows(node: fx.Node, constants: Constants) -> fx.Node | None:
         places = _along(found, shape, axis, new)
         if places is None or len(places) < 2:
             continue
-        made = _windowed(node, source, axis, places, constants)
+        held = emit(node, Held(places.to(constants.device)))
+        made = emit(node, aten.index.Tensor, source, [*[None] * axis, held])
         order = [i for i in range(rank(node)) if i != axis]
         made = permuted(node, made, [*order[:new], axis, *order[new:]])
         return made if shape_of(made) == shape_of(node) else None
     return None
-
-
-def _windowed(
-    node: fx.Node, source: fx.Node, axis: int, places: Tensor, constants: Constants
-) -> fx.Node:
-    """The positions of an axis in windows (their number, their width), in the place of the axis."""
-    (count, width), shape = places.shape, shape_of(source)
-    step = int(places[1, 0] - places[0, 0])
-    regular = torch.arange(count)[:, None] * step + torch.arange(width)
-    if step <= 0 or width < 2 or not torch.equal(places, regular):
-        held = emit(node, Held(places.to(constants.device)))
-        return emit(node, aten.index.Tensor, source, [*[None] * axis, held])
-    made = emit(node, aten.unfold.default, source, axis, width, step)
-    made = emit(node, aten.slice.Tensor, made, axis, 0, count, 1)
-    order = [*range(axis + 1), rank(node) - 1, *range(axis + 1, rank(node) - 1)]
-    made = permuted(node, made, order)
-    if step == width and count * width == shape[axis]:
-        return reshaped(node, source, [*shape[:axis], count, width, *shape[axis + 1 :]])
-    return made
 
 
 def _along(found: Tensor, shape: list[int], axis: int, new: int) -> Tensor | None:
