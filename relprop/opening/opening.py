@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from relprop.adapters import Prepared, adapter_for
 from relprop.adapters.base import ready
 from relprop.adapters.pictures import originals
+from relprop.adapters.processing import texts_in
 from relprop.door import guarded
 from relprop.errors import InputError, OptionError, message
 from relprop.opening.loading import load
@@ -104,11 +105,11 @@ def _from_pipeline(pipe: Foreign, inputs: object, parts: SimpleNamespace) -> Pre
         "the pipeline refuses these inputs", "call the pipeline on them and mend that first"
     ):
         items, options = _items(pipe, inputs)
-        samples, encodings = [], []
+        samples, records = [], []
         for item in items:
             some, heard = _samples(pipe, item, options)
             samples += some
-            encodings += heard
+            records += heard
         batch = joined(samples, pipe.tokenizer)
         name = next((n for n, t in batch.items() if t.dim() == 4 and t.is_floating_point()), "")
 
@@ -120,9 +121,8 @@ def _from_pipeline(pipe: Foreign, inputs: object, parts: SimpleNamespace) -> Pre
             if name and len(items) == len(samples)
             else {}
         )
-        return Prepared(
-            batch, parts, tuple(encodings) if len(encodings) == len(samples) else (), pictures
-        )
+        encodings, texts = zip(*records, strict=True) if len(records) == len(samples) else ((), ())
+        return Prepared(batch, parts, encodings, pictures, () if None in texts else texts)
 
 
 def _items(pipe: Foreign, inputs: object) -> tuple[list[object], dict[str, object]]:
@@ -150,24 +150,27 @@ def _items(pipe: Foreign, inputs: object) -> tuple[list[object], dict[str, objec
 
 
 class _Listening:
-    """A tokenizer that remembers the encodings it makes."""
+    """A tokenizer that remembers the encodings it makes, each with its text, if it is one."""
 
     def __init__(self, tokenizer: Foreign) -> None:
         self._tokenizer = tokenizer
-        self.heard: list[Foreign] = []
+        self.heard: list[tuple[Foreign, str | None]] = []
 
     def __getattr__(self, name: str) -> Foreign:
         return getattr(self._tokenizer, name)
 
     def __call__(self, *args: object, **kwargs: object) -> Foreign:
         made = self._tokenizer(*args, **kwargs)
-        self.heard += getattr(made, "encodings", None) or []
+        encodings = getattr(made, "encodings", None) or []
+        texts = texts_in(args[0] if args else kwargs)
+        fits = len(texts) == len(encodings)
+        self.heard += zip(encodings, texts if fits else [None] * len(encodings), strict=True)
         return made
 
 
 def _samples(
     pipe: Foreign, item: object, options: dict[str, object]
-) -> tuple[list[Rows], list[Foreign]]:
+) -> tuple[list[Rows], list[tuple[Foreign, str | None]]]:
     """What the pipeline makes of one item: one sample, or several (the parts of a long text,
     candidate labels); and its tokenizer's records."""
     probe = copy.copy(pipe)

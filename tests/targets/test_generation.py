@@ -433,6 +433,29 @@ def test_a_pipeline():
     )
 
 
+@pytest.mark.parametrize("form", ["text", "texts", "pipeline", "encoder"])
+def test_pairs_count_characters_of_what_was_typed(form):
+    """However often spaces stand in it; behind it stands the output."""
+    tok, typed = models.tokenizer(), "w5   w6\n\nw7 w8"
+    tok.padding_side, how = "left", {"max_new_tokens": 3, "generate": {"eos_token_id": None}}
+    model = models.t5() if form == "encoder" else models.llama()
+    if form == "pipeline":
+        model = hf.pipeline("text-generation", model=model, tokenizer=tok)
+    inputs = typed if form == "text" else [typed, "w9"]
+    g = relprop.explain_generation(
+        model, inputs, processor=None if form == "pipeline" else tok, **how
+    )
+    last = g.steps[-1]["input_ids"]
+    parts = [(typed.index(w), typed.index(w) + 2) for w in ("w6", "w8")]
+    by = parts if form == "text" else [parts, [(0, 2)]]
+    found, scores = last.segments(by).words(0), dict(zip(last.tokens[0], last.scores[0].tolist()))
+    assert found == [("w6", scores["w6"]), ("w8", scores["w8"])]
+    (text, *_), said = last.streams["input_ids"].texts, g.labels[0]
+    assert text.text.startswith(typed)
+    if form != "encoder":
+        assert [text.text[a:b].strip() for a, b in text.spans[-2:]] == said[:2]
+
+
 # -- refused
 # --------------------------------------------------------------------------------------------------
 
