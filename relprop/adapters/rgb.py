@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from relprop.errors import InputError, OptionError, PictureWarning, warn
 
 CHANNELS = (1, 2, 3, 4)
-LEVELS = "picture = (255 * picture).round().astype('uint8')   # where 1.0 is white"
+LEVELS = "picture = (255 * np.asarray(picture)).round().astype('uint8')   # where 1.0 is white"
 Levels = np.ndarray[Any, Any]
 _BROKEN = OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError
 
@@ -34,18 +35,23 @@ def as_rgb(thing: Any, name: str = "", *, channels: int = 3, ready: str = "") ->
     of it is not read: transparency, levels beyond 8 bits, colours of other spaces, other frames.
     Raises ``InputError`` for floating-point pixels, which processors would scale twice.
     """
+    if isinstance(thing, Tensor):
+        thing = thing.detach().cpu().numpy()
+    if isinstance(thing, str) and not thing:
+        raise InputError("the path of a picture is an empty text", at=name)
     if isinstance(thing, (str, os.PathLike)):
         return _in(read_picture(Path(thing), str(thing)), channels)
     if isinstance(thing, (bytes, bytearray)):
         return _in(read_picture(io.BytesIO(thing), name or f"{len(thing)} bytes"), channels)
-    if not is_picture(thing):
-        what = f"an array {list(thing.shape)}" if isinstance(thing, np.ndarray) else type(thing)
+    array = isinstance(thing, np.ndarray)
+    if not is_picture(thing) or (array and thing.dtype.kind not in "biuf"):
+        what = f"an array {list(thing.shape)} of {thing.dtype}" if array else type(thing)
         fact = f"{getattr(what, '__name__', what)} is no picture"
         then = ["a path, a file's bytes, a PIL image, or an array (H, W), (H, W, 3) of uint8"]
         raise InputError(fact, at=name, then=then)
-    if not isinstance(thing, np.ndarray):
+    if not array:
         return _in(rgb(thing, name), channels)
-    if not np.issubdtype(thing.dtype, np.integer) and thing.dtype != bool:
+    if thing.dtype.kind == "f":
         raise _floats(name, [LEVELS, *[ready] * (ready != "" and thing.shape[-1] == 3)])
     return _in(_of_array(thing, name), channels)
 
@@ -65,7 +71,7 @@ def rgb(picture: Any, name: str = "") -> Any:
     if mode == "RGB":
         return picture
     if mode == "F":
-        raise _floats(name, [f"picture = np.asarray(picture); {LEVELS}"])
+        raise _floats(name, [LEVELS])
     if mode.startswith("I"):
         levels = np.array(picture)
         small = mode == "I" and levels.min() >= 0 and levels.max() <= 255
@@ -99,6 +105,8 @@ def read_picture(source: Any, name: str, *, upright: bool = False) -> Any:
         raise
     except FileNotFoundError:
         raise InputError("there is no such file", at=name) from None
+    except IsADirectoryError:
+        raise InputError("it is a folder, not a picture's file", at=name) from None
     except (*_BROKEN, Image.DecompressionBombError) as error:
         raise InputError(f"no picture can be read: {error}", at=name) from None
 
@@ -116,6 +124,18 @@ def _of_array(pixels: Levels, name: str) -> Any:
     """A PIL image of an array of whole numbers or truth values."""
     from PIL import Image
 
+    if pixels.ndim == 3 and all(n in CHANNELS for n in (pixels.shape[0], pixels.shape[-1])):
+        fact = f"an array {list(pixels.shape)}: are the channels first, or last?"
+        turned = [
+            (0, "picture[0]", "picture.transpose(1, 2, 0)"),
+            (-1, "picture[..., 0]", "picture"),
+        ]
+        then = [
+            f"picture = {one if pixels.shape[k] == 1 else f'PIL.Image.fromarray({several})'}"
+            f"   # they are {'last' if k else 'first'}"
+            for k, one, several in turned
+        ]
+        raise InputError(fact, at=name, then=then)
     if pixels.ndim == 3 and pixels.shape[-1] not in CHANNELS:
         pixels = pixels.transpose(1, 2, 0)
     if pixels.ndim == 3 and pixels.shape[-1] == 1:

@@ -448,7 +448,10 @@ def test_pairs_count_characters_of_what_was_typed(form):
     last = g.steps[-1]["input_ids"]
     parts = [(typed.index(w), typed.index(w) + 2) for w in ("w6", "w8")]
     by = parts if form == "text" else [parts, [(0, 2)]]
-    found, scores = last.segments(by).words(0), dict(zip(last.tokens[0], last.scores[0].tolist()))
+    found, scores = (
+        last.segments(by).words(0),
+        dict(zip(last.tokens[0], last.scores[0].tolist(), strict=True)),
+    )
     assert found == [("w6", scores["w6"]), ("w8", scores["w8"])]
     (text, *_), said = last.streams["input_ids"].texts, g.labels[0]
     assert text.text.startswith(typed)
