@@ -183,10 +183,10 @@ class Asking:
         cuts = cuts_of(sessions[0], part.inputs, targets)
         heard = self.judge.heard(sessions[0].program, part.inputs, starts, heard_at, cuts)
         needs, device = dict[int, Needs](), runs_on(self.model, part.inputs.tensors[0])
-        signs = dict[int, Kind]()
+        signs = dict[int, list[Kind]]()
         for i, (session, question) in enumerate(zip(sessions, self.questions, strict=True)):
             with refusal(i, self.refused):
-                signs[i] = sided(session, self.whole, part.first, targets, question)
+                signs[i] = [sided(session, self.whole, part.first, t, question) for t in targets]
                 make = partial(needs_of, session, question, targets, cuts=heard.few)
                 needs[i] = fitted(make, part.batch, memory, device)
         needs = united(needs)
@@ -211,8 +211,11 @@ class Asking:
                 needs[i] = fitted(make, part.batch, memory, device)
             found = answers(united(needs), part, targets, compare, self.refused)
         return [
-            [told_signs(signs.get(i, ""), row.get(i), target) for i in range(len(self.questions))]
-            for row, target in zip(found, targets, strict=True)
+            [
+                told_signs(signs[i][k] if i in signs else "", row.get(i), target)
+                for i in range(len(self.questions))
+            ]
+            for k, (row, target) in enumerate(zip(found, targets, strict=True))
         ]
 
 
@@ -221,7 +224,9 @@ def ask_once(session: Session, inputs: Inputs, target: object, question: Questio
     needs = needs_of(session, question, [target])
     session.tell(needs.notices)
     part = Part(inputs, Prepared(None), 0, inputs.batch)
-    return answers({0: needs}, part, [target], lambda _: lambda: None)[0][0]
+    kind = sided(session, part, 0, target, question)
+    found = answers({0: needs}, part, [target], lambda _: lambda: None)[0][0]
+    return told_signs(kind, found, target) or found
 
 
 def _joined(parts: list[Explanation | None], compared: str) -> Explanation | None:
