@@ -69,7 +69,7 @@ def processed(model: nn.Module, inputs: Any, processor: Any) -> Prepared:
         made = _made(model, inputs, processor)
     except RelpropError:
         raise
-    except (TypeError, ValueError, KeyError, RuntimeError, OSError) as error:
+    except (TypeError, ValueError, LookupError, RuntimeError, OSError) as error:
         raise cannot_prepare(inputs, processor, error) from error
     pictures = _pictures_in(inputs)
     _refuse_flattened(pictures, made)
@@ -130,7 +130,7 @@ def _made(model: nn.Module, inputs: Any, processor: Any) -> Any:
             f"sound of the shape {shape}: one channel, (samples,), is read", then=[mean]
         )
     if kind == "sound" and extractor is not None:
-        rate = extractor.sampling_rate
+        inputs, rate = waves(inputs), extractor.sampling_rate
         padding = _sound_padding(inputs, extractor)
         made = extractor(inputs, sampling_rate=rate, return_tensors="pt", **padding)
         if padding and "attention_mask" not in inspect.signature(model.forward).parameters:
@@ -142,6 +142,17 @@ def _made(model: nn.Module, inputs: Any, processor: Any) -> Any:
         "it is neither a tokenizer, an image processor nor a feature extractor "
         f"that takes {kind or type(inputs).__name__}"
     )
+
+
+def waves(sound: Any) -> Any:
+    """Recordings of whole numbers, which are levels (8 bits and others without a sign around their
+    middle), as numbers from -1 to 1, and all in single precision; what is none as it is."""
+    if isinstance(sound, (list, tuple)):
+        return [waves(one) for one in sound]
+    if not isinstance(sound, np.ndarray) or sound.ndim != 1 or sound.dtype.kind not in "iuf":
+        return sound
+    half = 1.0 if sound.dtype.kind == "f" else 2.0 ** (8 * sound.itemsize - 1)
+    return (sound / half - (sound.dtype.kind == "u")).astype(np.float32)
 
 
 def _is_text(thing: Any) -> bool:

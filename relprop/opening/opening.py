@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,7 +21,8 @@ from torch import Tensor, nn
 from relprop.adapters import Prepared, adapter_for
 from relprop.adapters.base import ready
 from relprop.adapters.pictures import originals
-from relprop.adapters.processing import texts_in
+from relprop.adapters.processing import texts_in, waves
+from relprop.adapters.rgb import as_rgb, is_picture
 from relprop.door import guarded
 from relprop.errors import InputError, OptionError, message
 from relprop.opening.loading import load
@@ -105,6 +107,7 @@ def _from_pipeline(pipe: Foreign, inputs: object, parts: SimpleNamespace) -> Pre
         "the pipeline refuses these inputs", "call the pipeline on them and mend that first"
     ):
         items, options = _items(pipe, inputs)
+        items = [_read(item, pipe) for item in items]
         samples, records = [], []
         for item in items:
             some, heard = _samples(pipe, item, options)
@@ -147,6 +150,17 @@ def _items(pipe: Foreign, inputs: object) -> tuple[list[object], dict[str, objec
     except _Reached as reached:
         return reached.args  # type: ignore[return-value]
     raise InputError(f"the pipeline returned {type(result).__name__} and gave its model nothing")
+
+
+def _read(item: object, pipe: Foreign) -> object:
+    """What a pipeline is given as it should read it: pictures in RGB, upright as it turns them;
+    recordings as numbers from -1 to 1. It would clip levels of 16 bits, and scale floats twice."""
+    if isinstance(item, Mapping):
+        return {name: _read(one, pipe) for name, one in item.items()}
+    if not pipe.image_processor:
+        return waves(item) if pipe.feature_extractor else item
+    file = isinstance(item, str) and os.path.isfile(item)
+    return as_rgb(item, upright=True) if file or is_picture(item) else item
 
 
 class _Listening:

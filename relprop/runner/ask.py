@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from relprop.adapters import Prepared
 from relprop.errors import (
@@ -39,6 +39,7 @@ from relprop.runner.relevance import united
 from relprop.runner.run import Part, Run
 from relprop.runner.session import Session, chosen_inputs, open_session
 from relprop.targets import possible_starts
+from relprop.targets.plain import without_tensors
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.offloaded import runs_on
 from relprop.tracer.readout import Head, heads_of
@@ -248,11 +249,10 @@ def _part_size(batch_size: int | None, inputs: Inputs) -> int:
 def _cutter(target: object, batch: int) -> Callable[[int, int], object]:
     """A function that cuts out the entries of some samples; a wrong length is refused before
     anything runs."""
-    if hasattr(target, "__array__") and not isinstance(target, (Tensor, int, float)):
-        target = torch.as_tensor(target)
-    if not isinstance(target, list) and not (isinstance(target, Tensor) and target.dim() > 0):
+    target = without_tensors(target)
+    if not isinstance(target, list):
         return lambda first, last: target
-    entries: list[object] | Tensor = target
+    entries: list[object] = target
     if len(entries) != batch:
         raise TargetError(f"target has {len(entries)} entries for a batch of {batch}")
     return lambda first, last: entries[first:last]
