@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from relprop.errors import RelpropError, TargetError
+from relprop.interpreter.forward import pulled
 from relprop.runner.run import MATTERS, Run
 from relprop.runner.session import Session
 from relprop.targets import Start, is_callable
@@ -71,7 +72,7 @@ class Moving:
         moving = replace(self, given=given, program=replace(self.program, dtype=dtype))
         with torch.enable_grad():
             here = self.number(moving.outputs(0))
-            found = torch.autograd.grad(here.sum(), floating, allow_unused=True)
+            found = pulled([here.sum()], floating, [here.new_ones(())], again=False)
         slope = torch.zeros_like(here[:1])
         for value, gradient in zip(floating, found, strict=True):
             if gradient is not None:
@@ -126,7 +127,10 @@ def unmoved_output(program: Program, model: nn.Module, inputs: Inputs, output: f
         one = inputs.select(0, 1)
         leaves = execute(program, model, one, set(program.leaves.values()))
         found = Moving(program, model, one, leaves, lambda values: values[output].flatten())
-        return bool(found.still().all())
+        try:
+            return bool(found.still().all())
+        except (RelpropError, RuntimeError):
+            return False
 
     return program.memo.once(("still", output), made)
 
