@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 
 from relprop.errors import RelpropError, TargetError
 from relprop.interpreter.forward import pulled
+from relprop.operations import Value
 from relprop.runner.run import MATTERS, Run
 from relprop.runner.session import Session
 from relprop.targets import Start, is_callable
@@ -118,6 +119,14 @@ def _still(session: Session, run: Run, target: object, start: Start) -> Tensor |
         return moving.still() if is_callable(target) else program.memo.once(key, moving.still)
     except (RelpropError, RuntimeError):  # what fails at other inputs depends on them
         return None
+
+
+def is_noise(mine: Value, theirs: Tensor | None) -> bool:
+    """Whether two values of an output differ by no more than rounding may make of a number."""
+    if theirs is None or not theirs.is_floating_point() or mine.shape != theirs.shape:
+        return False
+    noise = min(NOISE * torch.finfo(theirs.dtype).eps, MOST)
+    return bool(((mine.detach() - theirs).abs() <= noise * theirs.abs().clamp(min=1)).all())
 
 
 def unmoved_output(program: Program, model: nn.Module, inputs: Inputs, output: fx.Node) -> bool:
