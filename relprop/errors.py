@@ -124,6 +124,11 @@ class RollUpWarning(RelpropWarning):
     features somewhere, and are counted more than once."""
 
 
+class ExplodedScoresWarning(RelpropWarning):
+    """Scores are many times what relevance started with: rules divided by sums near 0, and the map
+    is what that made of it."""
+
+
 class CompletenessWarning(RelpropWarning):
     """Scores that should sum to the change of the output do not: too few steps, or rounding."""
 

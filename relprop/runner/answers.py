@@ -28,6 +28,7 @@ from relprop.runner.needs import Needs
 from relprop.runner.relevance import walk_ahead, walk_key
 from relprop.runner.run import Part, Run, run
 from relprop.runner.sweep import Gradients
+from relprop.runner.unmoved import refuse_unmoved
 from relprop.targets import NoStart, Start
 
 #: Of how many targets at the most nothing is kept from one to the next: memory costs time, too.
@@ -141,6 +142,8 @@ def _starts(
         with refusal(number, refused):
             if key not in same:
                 same[key] = _start(n, done, target)
+            if n.question.by.class_specific:
+                refuse_unmoved(n.session, done, target, same[key])
             found[number] = same[key]
     return found
 
@@ -149,6 +152,8 @@ def _start(needs: Needs, done: Run, target: object) -> Start:
     try:
         return done.start(needs.session, target, walks=needs.starts)
     except NoStart as error:
+        bare = done.start(needs.session, target, walks=False)
+        refuse_unmoved(needs.session, done, target, bare)
         fact = f"method {needs.question.method!r} starts relevance at the target, and {error}"
         others = ", ".join(without_start())
         then = [f"any differentiable number is explained by {others}"]

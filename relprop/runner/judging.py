@@ -35,6 +35,7 @@ from relprop.runner.differences import (
     other_gradients,
 )
 from relprop.runner.session import Session
+from relprop.runner.unmoved import is_noise, unmoved_output
 from relprop.tracer.binding import Inputs, refuse_unlike
 from relprop.tracer.calls import Values
 from relprop.tracer.draws import DRAWN
@@ -203,6 +204,13 @@ class Judge:
             program = replace(program, dtype=None)
             values = heard.parts(execute(program, self.model, heard.part, heard.cuts))
             found = self._gaps(program, heard, values)
+        ends = dict(zip(program.outputs.names, program.output_nodes, strict=True))
+        found = [
+            g
+            for g in found
+            if not is_noise(values[ends[g.output]], heard.expected[g.output].rows)
+            or not unmoved_output(program, self.model, heard.part, ends[g.output])
+        ]
         if not found:
             return "equal to the model's own output for the batch" + about_shared(heard.part)
         for i in sorted({i for gap in found for i in gap.samples}):
