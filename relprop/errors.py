@@ -145,6 +145,10 @@ class UndefinedValueWarning(RelpropWarning):
     """A measure is not defined for some samples, whose value is NaN."""
 
 
+class ChanceWarning(RelpropWarning):
+    """The model draws numbers in eval mode on which its output depends: one draw is explained."""
+
+
 class AmbiguityWarning(RelpropWarning):
     """What was given can be read in two ways; it says which was taken, and how to ask for the
     other."""
