@@ -105,6 +105,10 @@ class MixedSamplesWarning(RelpropWarning):
     alone."""
 
 
+class PaddingWarning(RelpropWarning):
+    """The model's output for a text that is padded before it is another than for the text alone."""
+
+
 class ProbabilityWarning(RelpropWarning):
     """The explained value is a probability, whose gradients vanish where it is near 0 or 1."""
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from relprop.adapters import Prepared, adapter_for
 from relprop.adapters.base import ready
+from relprop.adapters.masks import positions_of
 from relprop.adapters.pictures import originals
 from relprop.door import guarded
 from relprop.errors import InputError, OptionError, message
@@ -110,6 +111,7 @@ def _from_pipeline(pipe: Foreign, inputs: object, parts: SimpleNamespace) -> Pre
             samples += some
             encodings += heard
         batch = joined(samples, pipe.tokenizer)
+        batch |= positions_of(base_model(pipe.model), batch)
         name = next((n for n, t in batch.items() if t.dim() == 4 and t.is_floating_point()), "")
 
         def process(picture: object) -> Tensor:
