@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from relprop.adapters.base import Prepared, cannot_prepare
+from relprop.adapters.masks import positions_of
 from relprop.adapters.patches import patches, whole_originals
 from relprop.adapters.pictures import found_originals
 from relprop.adapters.rgb import as_rgb, is_picture
@@ -248,4 +249,5 @@ def _accepted(model: nn.Module, made: Any) -> Any:
         if isinstance(made[name], Tensor):
             floating = made[name].is_floating_point()
             made[name] = made[name].to(device, dtype if floating else None)
+    made.update(positions_of(model, made))
     return made

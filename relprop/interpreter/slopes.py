@@ -14,11 +14,17 @@ from torch.nn.modules import module as _modules
 
 from relprop.errors import RelpropError, first_line
 from relprop.interpreter.forward import Kept, forward
-from relprop.interpreter.model_gradients import gradients_of_batch, mixtures, model_gradients
+from relprop.interpreter.model_gradients import (
+    ModelGradients,
+    gradients_of_batch,
+    mixtures,
+    model_gradients,
+)
 from relprop.tracer.binding import Inputs
 from relprop.tracer.calls import Values
 from relprop.tracer.facts import is_batched
 from relprop.tracer.judge import difference, largest, tolerance
+from relprop.tracer.kernels import Formulas
 from relprop.tracer.offloaded import is_offloaded
 from relprop.tracer.program import Program, is_floating
 from relprop.tracer.shadow import beside_others
@@ -60,11 +66,15 @@ def slopes(
     if not nodes or not program.leaves:
         return Slopes(skipped="no floating output depends on an explained input")
     some = inputs.select(0, 1) if program.input_specialised else _two(inputs)
+
+    def one_by_one() -> list[ModelGradients]:
+        return [model_gradients(program, model, one, nodes, values) for one, values in alone]
+
     try:
         mine, at, size = _ours(program, model, some, nodes)
         samples = range(some.batch)
         alone = [(some.select(i, i + 1), {n: v[i] for n, v in at.items()}) for i in samples]
-        own = [model_gradients(program, model, one, nodes, values) for one, values in alone]
+        own = one_by_one()
     except torch.OutOfMemoryError:
         return Slopes(skipped="there is not enough memory for a backward pass of the model")
     except (RelpropError, RuntimeError, NotImplementedError) as error:
@@ -79,11 +89,13 @@ def slopes(
         return Slopes(skipped=skipped, functions=functions, cuts=cuts)
     mine = {n: g for n, g in mine.items() if _is_felt(g, [t[n] for t in theirs], at[n], size)}
     off, worst = _largest(program, mine, theirs) if mine else (0.0, "")
-    if off:  # it may be autograd's own: another kernel for a batch than for one sample
-        with contextlib.suppress(Exception):  # whatever the model says of a batch
-            together = gradients_of_batch(program, model, some, nodes)
-            if together is not None:
-                off, worst = min((off, worst), _largest(program, mine, together))
+    if off:  # autograd's own may be wrong: a fused kernel's, or that of one sample alone
+        for again in (
+            lambda: [o.gradients for o in one_by_one()],
+            lambda: gradients_of_batch(program, model, some, nodes) or theirs,
+        ):
+            with contextlib.suppress(Exception), Formulas():  # whatever the model says of a batch
+                off, worst = min((off, worst), _largest(program, mine, again()))
     if off and any(worst in o.again for o in own):
         skipped = f"the ids of {worst!r} are looked up several times, in parts or shifted"
         return Slopes(skipped=skipped, functions=functions, cuts=cuts)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from relprop.adapters import Prepared, adapter_for
 from relprop.adapters.base import ready
+from relprop.adapters.masks import positions_of
 from relprop.adapters.pictures import originals
 from relprop.adapters.processing import texts_in, waves
 from relprop.adapters.rgb import as_rgb, is_picture
@@ -114,6 +115,7 @@ def _from_pipeline(pipe: Foreign, inputs: object, parts: SimpleNamespace) -> Pre
             samples += some
             records += heard
         batch = joined(samples, pipe.tokenizer)
+        batch |= positions_of(base_model(pipe.model), batch)
         name = next((n for n, t in batch.items() if t.dim() == 4 and t.is_floating_point()), "")
 
         def process(picture: object) -> Tensor:

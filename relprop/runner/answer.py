@@ -62,13 +62,14 @@ def answer(
 ) -> Explanation:
     """What the question's method says of a target. ``gradients``: ∂y_t/∂ at the run's watched
     nodes."""
+    at_inputs = InputStudy(needs, run, target, start, gradients)
+    at_inputs.tell_padding()
     if needs.question.by.level == "attention":
         with torch.no_grad():
             study = AttentionStudy(needs, run, target, start, gradients)
             numbers, described = over_attention(study), study.described
             check_numbers(numbers, lambda: study.sweep.moves, over_attention=True)
     else:
-        at_inputs = InputStudy(needs, run, target, start, gradients)
         numbers = at_input(at_inputs)
         described = {s.name: tokens_described(needs, run, s) for s in at_inputs.streams}
         check_numbers(numbers, lambda: None, over_attention=False)
