@@ -94,8 +94,9 @@ def slopes(
             lambda: [o.gradients for o in one_by_one()],
             lambda: gradients_of_batch(program, model, some, nodes) or theirs,
         ):
-            with contextlib.suppress(Exception), Formulas():  # whatever the model says of a batch
-                off, worst = min((off, worst), _largest(program, mine, again()))
+            # whatever the model says of a batch
+            with contextlib.suppress(Exception), Formulas():
+                off, worst = min((off, worst), _largest(program, mine, again()))  # type: ignore[no-untyped-call]
     if off and any(worst in o.again for o in own):
         skipped = f"the ids of {worst!r} are looked up several times, in parts or shifted"
         return Slopes(skipped=skipped, functions=functions, cuts=cuts)

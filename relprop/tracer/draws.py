@@ -34,7 +34,7 @@ class Draws(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.drawn: list[tuple[Operator, Tensor]] = []
+        self.drawn: list[tuple[Operator, Tensor | None]] = []
         self._before: object = None
 
     def __enter__(self) -> Self:
@@ -57,8 +57,8 @@ class Draws(TorchDispatchMode):
 
 
 def _states() -> object:
-    name, numbers, *rest = np.random.get_state()
-    return random.getstate(), name, bytes(numbers), rest
+    name, numbers, *rest = np.random.get_state(legacy=True)
+    return random.getstate(), name, np.asarray(numbers).tobytes(), rest
 
 
 class Replayed(TorchDispatchMode):

@@ -122,7 +122,7 @@ def outputs_of_few(
     with undone() as steps:
         for hook in hooks:
             steps.append(there[hook.head.path].register_forward_pre_hook(hook).remove)
-        outputs, _ = _outputs(run, inputs, ())
+        outputs, _ = _outputs(run, inputs, {})
     return outputs, {hook.head.output: hook.head.cut for hook in hooks if hook.gave}
 
 
