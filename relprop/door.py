@@ -177,7 +177,7 @@ def answered(error: Exception, name: str, function: Any = None) -> RelpropError:
     place = frames[mine[-1]] if mine else frames[-1]
     return UnforeseenError(
         f"{name} met what it did not foresee: {said}",
-        at=f"relprop/{place.filename.removeprefix(HERE)}:{place.lineno}, in {place.name}",
+        at=f"{place.filename.replace(HERE, 'relprop/')}:{place.lineno}, in {place.name}",
         then=[
             "look at the arguments: their types, shapes and values",
             "if they are right, it is a fault of relprop: report it with the traceback",

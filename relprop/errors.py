@@ -105,6 +105,10 @@ class MixedSamplesWarning(RelpropWarning):
     alone."""
 
 
+class PaddingWarning(RelpropWarning):
+    """The model's output for a text that is padded before it is another than for the text alone."""
+
+
 class ProbabilityWarning(RelpropWarning):
     """The explained value is a probability, whose gradients vanish where it is near 0 or 1."""
 
@@ -122,6 +126,11 @@ class ZeroScoresWarning(RelpropWarning):
 class RollUpWarning(RelpropWarning):
     """What residual connections alone leave of an input sums to more than 1: tokens were taken for
     features somewhere, and are counted more than once."""
+
+
+class ExplodedScoresWarning(RelpropWarning):
+    """Scores are many times what relevance started with: rules divided by sums near 0, and the map
+    is what that made of it."""
 
 
 class CompletenessWarning(RelpropWarning):
@@ -143,6 +152,10 @@ class UnnamedClassWarning(RelpropWarning):
 
 class UndefinedValueWarning(RelpropWarning):
     """A measure is not defined for some samples, whose value is NaN."""
+
+
+class ChanceWarning(RelpropWarning):
+    """The model draws numbers in eval mode on which its output depends: one draw is explained."""
 
 
 class AmbiguityWarning(RelpropWarning):

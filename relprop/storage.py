@@ -94,6 +94,7 @@ def _tensors(explanation: Explanation) -> Iterator[tuple[str, Tensor | None]]:
             yield from ((f"streams.{i}.picture.{j}.{k}", o.picture) for k, o in enumerate(several))
     yield "output", explanation.output
     yield "probability", explanation.probability
+    yield "started", explanation.started
     for i, block in enumerate(explanation.blocks or ()):
         yield from ((f"blocks.{i}.{name}", getattr(block, name)) for name in MAPS)
     if explanation.ledger is not None:
@@ -166,6 +167,7 @@ def _explanation(header: dict[str, Any], tensors: dict[str, Tensor]) -> Explanat
         blocks=_read_blocks(header["blocks"], tensors),
         labels=_tuple(header.get("labels")),
         probability=tensors.get("probability"),
+        started=tensors.get("started"),
         predictions=_read_predictions(header.get("predictions")),
     )
     refuse_unfit(found)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from relprop.adapters.patches import Patches
 from relprop.adapters.pictures import Original, originals
+from relprop.adapters.rgb import is_picture
 from relprop.adapters.texts import Text
 from relprop.errors import InputError, TargetError, first_line, message
 from relprop.tracer.binding import Inputs
@@ -174,10 +175,11 @@ class Adapter:
 
 
 def ready(inputs: Any) -> bool:
-    """Whether ``inputs`` holds a tensor, as what a model is called with does."""
+    """Whether ``inputs`` holds a tensor, as what a model is called with does, and no picture."""
     if isinstance(inputs, Tensor):
         return True
-    values = inputs if isinstance(inputs, (list, tuple)) else ()
+    some = inputs if isinstance(inputs, (list, tuple)) else ()
+    values = () if any(map(is_picture, some)) else some
     if hasattr(inputs, "keys"):
         values = [inputs[name] for name in list(inputs.keys())]
     return any(isinstance(v, Tensor) for v in values)

@@ -157,14 +157,14 @@ class HuggingFace(Adapter):
         ids, tokenizer = given.tensor, tokenizer_of(given.prepared.processor)
         if ids.is_floating_point() or ids.dim() != 2:
             return None
-        encodings, known = records(given), given.prepared.texts
-        found: list[Text | None] = [None] * len(ids)
-        if encodings and len(known) == len(ids):
-            found = [recorded(e, text) for e, text in zip(encodings, known, strict=True)]
-        if tokenizer is None and None in found:
-            return None
-        rows = zip(found, ids.tolist(), strict=True)
-        texts = [decoded(row, tokenizer) if text is None else text for text, row in rows]
+        encodings, known = given.prepared.encodings, given.prepared.texts
+        rows, found = ids.tolist(), list[Text | None]([None] * len(ids))
+        if len(encodings) == len(known) == len(ids):
+            found = list(map(recorded, encodings, known, rows))
+        if tokenizer is None:
+            whole = [text for text in found if text is not None and len(text.spans) == ids.shape[1]]
+            return whole if len(whole) == len(ids) else None
+        texts = [decoded(row, tokenizer, text) for row, text in zip(rows, found, strict=True)]
         return [with_turns(text, tokenizer) for text in texts]
 
     def content(self, model: nn.Module, given: Given) -> Tensor | None:

@@ -3,8 +3,9 @@ come with it, the tokenizer and the config."""
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -38,6 +39,22 @@ def no_padding(given: Given) -> Tensor | None:
         return None
     lengths = [n if i in axes else 1 for i, n in enumerate(tensor.shape[1:])]
     return (mask != 0).reshape(len(mask), *lengths)
+
+
+def positions_of(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Tensor]:
+    """``position_ids`` of texts with padding before them, (batch, positions), as ``generate``
+    counts them: nothing where there is none, they are given, or the model takes none or counts
+    what is no padding itself (its embedding of positions has a row for padding)."""
+    mask, takes = named.get("attention_mask"), inspect.signature(model.forward).parameters
+    if mask is None or "position_ids" in named or "position_ids" not in takes:
+        return {}
+    counts = any(
+        "position" in name and getattr(m, "padding_idx", None) is not None
+        for name, m in model.named_modules()
+    )
+    if counts or mask.dim() != 2 or not bool((mask[:, 0] == 0).any()):
+        return {}
+    return {"position_ids": (mask.long().cumsum(1) - 1).masked_fill(mask == 0, 0)}
 
 
 def _mask_names(given: Given) -> list[str]:

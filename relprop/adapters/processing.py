@@ -10,13 +10,14 @@ import numpy as np
 from torch import Tensor, nn
 
 from relprop.adapters.base import Prepared, cannot_prepare
+from relprop.adapters.masks import positions_of
 from relprop.adapters.patches import patches, whole_originals
 from relprop.adapters.pictures import found_originals
 from relprop.adapters.rgb import as_rgb, is_picture
 from relprop.errors import AmbiguityWarning, InputError, RelpropError, warn
 from relprop.tracer.offloaded import home_of
 
-READY = "inputs = processor(images=picture, do_rescale=False, return_tensors='pt')   # of 0 … 1"
+READY = "inputs = processor({}images=picture, do_rescale=False, return_tensors='pt')   # of 0 … 1"
 
 
 def tokenizer_of(processor: Any) -> Any:
@@ -51,10 +52,11 @@ def _part(processor: Any, name: str, has: str) -> Any:
 def kind_of(thing: Any) -> str:
     """What kind of thing that no model reads this is (the first of a list), or ``""``."""
     first = thing[0] if isinstance(thing, (list, tuple)) and thing else thing
-    if isinstance(first, (str, list, tuple)):
-        return "text"
-    if is_picture(first):
+    nested = isinstance(first, (list, tuple))
+    if is_picture(first) or (nested and kind_of(first) == "a picture"):
         return "a picture"
+    if nested or isinstance(first, str):
+        return "text"
     return "sound" if isinstance(first, np.ndarray) and first.ndim == 1 else ""
 
 
@@ -68,9 +70,10 @@ def processed(model: nn.Module, inputs: Any, processor: Any) -> Prepared:
         made = _made(model, inputs, processor)
     except RelpropError:
         raise
-    except (TypeError, ValueError, KeyError, RuntimeError, OSError) as error:
+    except (TypeError, ValueError, LookupError, RuntimeError, OSError) as error:
         raise cannot_prepare(inputs, processor, error) from error
     pictures = _pictures_in(inputs)
+    _refuse_flattened(pictures, made)
     known = {} if pictures is None or images is None else _pictured(pictures, images, made)
     return Prepared(_accepted(model, made), processor, **known)
 
@@ -83,6 +86,9 @@ def _with_pictures(model: nn.Module, inputs: Any, images: Any, *, files: bool) -
     if getattr(getattr(model, "config", None), "num_channels", 1) == 3:
         channels = 3
     named = isinstance(inputs, Mapping)
+    beside = [f"{name}=inputs[{name!r}], " for name in inputs if name != "images"] if named else []
+    beside += ["padding=True, "] if named and _several(inputs.get("text")) else []
+    ready = READY.format("".join(beside))
 
     def read(thing: Any, name: str = "") -> Any:
         if isinstance(thing, (list, tuple)):
@@ -90,8 +96,8 @@ def _with_pictures(model: nn.Module, inputs: Any, images: Any, *, files: bool) -
             return type(thing)(some)
         if isinstance(thing, np.ndarray) and thing.ndim == 4:
             return read(list(thing))
-        known = is_picture(thing) or ((files or named) and isinstance(thing, str))
-        return as_rgb(thing, name, channels=channels, ready=READY) if known else thing
+        known = is_picture(thing) or isinstance(thing, (str, Tensor)[not (files or named) :])
+        return as_rgb(thing, name, channels=channels, ready=ready) if known else thing
 
     if channels not in (1, 3) or (named and "images" not in inputs):
         return inputs
@@ -118,8 +124,14 @@ def _made(model: nn.Module, inputs: Any, processor: Any) -> Any:
         return tokenizer(inputs, return_tensors="pt", padding=_several(inputs))
     if kind == "a picture" and images is not None:
         return images(images=inputs, return_tensors="pt")
+    if kind == "a picture" and extractor is not None:
+        shape = list(np.shape(inputs[0] if isinstance(inputs, (list, tuple)) else inputs))
+        mean = f"sound = sound.mean({int(shape[0] > shape[-1])})   # of the channels"
+        raise InputError(
+            f"sound of the shape {shape}: one channel, (samples,), is read", then=[mean]
+        )
     if kind == "sound" and extractor is not None:
-        rate = extractor.sampling_rate
+        inputs, rate = waves(inputs), extractor.sampling_rate
         padding = _sound_padding(inputs, extractor)
         made = extractor(inputs, sampling_rate=rate, return_tensors="pt", **padding)
         if padding and "attention_mask" not in inspect.signature(model.forward).parameters:
@@ -131,6 +143,17 @@ def _made(model: nn.Module, inputs: Any, processor: Any) -> Any:
         "it is neither a tokenizer, an image processor nor a feature extractor "
         f"that takes {kind or type(inputs).__name__}"
     )
+
+
+def waves(sound: Any) -> Any:
+    """Recordings of whole numbers, which are levels (8 bits and others without a sign around their
+    middle), as numbers from -1 to 1, and all in single precision; what is none as it is."""
+    if isinstance(sound, (list, tuple)):
+        return [waves(one) for one in sound]
+    if not isinstance(sound, np.ndarray) or sound.ndim != 1 or sound.dtype.kind not in "iuf":
+        return sound
+    half = 1.0 if sound.dtype.kind == "f" else 2.0 ** (8 * sound.itemsize - 1)
+    return (sound / half - (sound.dtype.kind == "u")).astype(np.float32)
 
 
 def _is_text(thing: Any) -> bool:
@@ -147,6 +170,21 @@ def _sound_padding(inputs: Any, extractor: Any) -> dict[str, bool]:
     several = isinstance(inputs, (list, tuple)) and len({len(one) for one in inputs}) > 1
     pads = several and padding is not None and not padding.default
     return {"padding": True, "return_attention_mask": True} if pads else {}
+
+
+def _refuse_flattened(pictures: Any, made: Any) -> None:
+    """Raise ``InputError`` for several pictures of a sample that became samples of their own."""
+    nested = isinstance(pictures, (list, tuple)) and any(
+        isinstance(one, (list, tuple)) and len(one) > 1 for one in pictures
+    )
+    if nested and "input_ids" not in made and any(v.dim() == 4 for v in _images_in(made)):
+        fact = "a list of lists of pictures: the processor makes a sample of each picture"
+        then = ["one list: [picture for pictures in inputs for picture in pictures]"]
+        raise InputError(fact, then=then)
+
+
+def _images_in(made: Any) -> list[Tensor]:
+    return [made[name] for name in made if _is_image(made[name])]
 
 
 def _pictures_in(inputs: Any) -> Any:
@@ -211,4 +249,5 @@ def _accepted(model: nn.Module, made: Any) -> Any:
         if isinstance(made[name], Tensor):
             floating = made[name].is_floating_point()
             made[name] = made[name].to(device, dtype if floating else None)
+    made.update(positions_of(model, made))
     return made

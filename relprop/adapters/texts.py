@@ -25,22 +25,30 @@ class Text(NamedTuple):
     turns: list[Span]
 
 
-def recorded(encoding: Any, text: str) -> Text | None:
-    """A text by a fast tokenizer's record of it; ``None`` if the record is of another text."""
+def recorded(encoding: Any, text: str, row: Sequence[int] | None = None) -> Text | None:
+    """A text by a fast tokenizer's record of it; ``None`` if the record is of another text.
+    ``row``: the ids in which it stands, behind padding, as far as it goes; ``None`` if it does
+    not."""
     spans = [(int(a), int(b)) for a, b in getattr(encoding, "offsets", ())]
     parts = {p for p in getattr(encoding, "sequence_ids", ()) if p is not None}
     fits = spans and max(b for _, b in spans) <= len(text) and parts <= {0}
-    return Text(text, spans, []) if fits else None
+    ids = list(getattr(encoding, "ids", row or ()))
+    starts = range(0 if row is None else len(row) - len(ids) + 1)
+    at = next((k for k in starts if row and row[k : k + len(ids)] == ids), None)
+    if not fits or (row is not None and (at is None or len(set(row[:at])) > 1)):
+        return None
+    return Text(text, [(0, 0)] * (at or 0) + spans, [])
 
 
-def decoded(ids: Sequence[int], tokenizer: Any, before: str = "") -> Text:
-    """The text that ids stand for; ``before`` it stands another one."""
-    text, spans, waiting = before, list[Span](), 0
+def decoded(ids: Sequence[int], tokenizer: Any, known: Text | None = None) -> Text:
+    """The text that ids stand for, as it was written as far as that is ``known``."""
+    text, spans, waiting = ("", list[Span](), 0) if known is None else (*known[:2], 0)
+    spans = list(spans)
 
     def read(some: Sequence[int]) -> str:
         return str(tokenizer.decode(list(some), clean_up_tokenization_spaces=False))
 
-    for i in range(len(ids)):
+    for i in range(len(spans), len(ids)):
         first = max(0, i - WINDOW)
         old, new = read(ids[first:i]).rstrip(UNFINISHED), read(ids[first : i + 1])
         added = new[len(old) :] if new.startswith(old) else new[_alike(old, new) :]

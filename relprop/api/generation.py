@@ -112,7 +112,7 @@ def explain_generation(
             options=generate,
             seed=seed,
         )
-        both = replace(prepared, inputs=whole.inputs, encodings=())
+        both = replace(prepared, inputs=whole.inputs)
         rows = ask(model, both, _targets(whole.ids), [question], how)
     steps = [e for row in rows for e in row if e is not None]
     _refuse_other_logits(model, whole, torch.stack([e.output for e in steps], 1))

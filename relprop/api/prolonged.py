@@ -3,13 +3,13 @@ prompt, continued as the model does when it generates."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from relprop.adapters.masks import positions_of
 from relprop.errors import InputError
 from relprop.opening import base_model
 
@@ -29,8 +29,8 @@ def prolonged(
             found[name] = torch.cat([prompt, torch.where(ids < 0, pad, ids).to(prompt.dtype)], 1)
         elif _is_alongside(value, prompt) and name.startswith(prefix):
             found[name] = torch.cat([value, _more(name, prefix, value, ids)], 1)
-    if not prefix and "position_ids" not in named and _takes_positions(model):
-        found |= _positions(named.get("attention_mask"), ids.shape[1])
+    if not prefix and "position_ids" not in named:
+        found |= positions_of(base_model(model), found)
     return found
 
 
@@ -54,16 +54,3 @@ def _more(name: str, prefix: str, value: Tensor, ids: Tensor) -> Tensor:
         "known",
         then=["explain each step alone: relprop.explain(model, {... first tokens ...}, token)"],
     )
-
-
-def _takes_positions(model: Any) -> bool:
-    return "position_ids" in inspect.signature(base_model(model).forward).parameters
-
-
-def _positions(mask: Tensor | None, steps: int) -> dict[str, Tensor]:
-    """The positions of a prompt that is padded on its left, as ``generate`` counts them; nothing
-    where there is no padding."""
-    if mask is None or not bool((mask == 0).any()):
-        return {}
-    seen = torch.cat([mask, torch.ones_like(mask[:, :1]).expand(-1, steps)], 1)
-    return {"position_ids": (seen.long().cumsum(1) - 1).masked_fill(seen == 0, 0)}

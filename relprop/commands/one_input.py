@@ -137,7 +137,7 @@ def _exists(path: Path) -> bool:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").rstrip("\r\n")
+        return path.read_text(encoding="utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:
         fact = f"{path.name!r} is not text in UTF-8: {error.reason} at byte {error.start}"
         raise InputError(fact, then=["a picture is given as INPUT"]) from None
@@ -149,7 +149,7 @@ def _from_stdin() -> OneInput:
     """Text in UTF-8, or the bytes of a picture."""
     given = sys.stdin.buffer.read()
     try:
-        return OneInput(None, given.decode("utf-8").rstrip("\r\n"), "standard input")
+        return OneInput(None, given.decode("utf-8-sig").rstrip("\r\n"), "standard input")
     except UnicodeDecodeError:
         from relprop.adapters.rgb import read_picture
 

@@ -13,12 +13,14 @@ from relprop.adapters import Adapter, Prepared
 from relprop.compiled.comparing import Comparison
 from relprop.compiled.head import ONE_ELEMENT
 from relprop.compiled.recording import explainable
+from relprop.compiled.tidying import EXPLAIN
 from relprop.compiled.weights import read_anew, refuse_untied
 from relprop.errors import TargetError, message
 from relprop.explanation import Explanation
 from relprop.opening.opening import opened, prepared
 from relprop.runner.needs import Needs
-from relprop.runner.run import refuse_nonfinite
+from relprop.runner.opposites import sided
+from relprop.runner.run import Part, refuse_nonfinite
 from relprop.targets import Context, Target
 from relprop.tracer.binding import Inputs
 
@@ -86,8 +88,10 @@ class Live:
             where = choice.parts[0].where
             if isinstance(where, tuple):
                 return where
+        part = Part(inputs, Prepared(None), 0, inputs.batch)
+        sided(session, part, sample, target, self.needs.question)
         fact = f"target {target.written()} is no one element of the compiled output"
-        raise TargetError(message(fact, then=[ONE_ELEMENT]))
+        raise TargetError(message(fact, then=[ONE_ELEMENT, EXPLAIN]))
 
     def refreshed(self) -> None:
         """Have the program read the weights as they are now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from ast import literal_eval
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,26 +42,37 @@ class Row:
         """The error that states a fact of this row."""
         return InputError(fact, at=self.where, then=then)
 
-    def label(self, column: str | None, names: Sequence[str] | None) -> int | None:
-        """The class in ``column``, if there is such a column."""
-        return None if column is None else self.class_index(self.cell(column, "label"), names)
+    def label(
+        self, column: str | None, names: Sequence[str] | None, *, coded: bool = False
+    ) -> int | None:
+        """The class in ``column``, if there is such a column; ``coded``: a whole number there is a
+        place among the names, whatever they are."""
+        if column is None:
+            return None
+        value = self.cell(column, "label")
+        is_code = coded and isinstance(value, int)
+        return self.class_index(value, names, named=() if is_code else names or ())
 
-    def class_index(self, value: Any, names: Sequence[str] | None) -> int | None:
-        """The class of a label: a text by its name, else by its number. Raises ``InputError`` for
-        one that is not among ``names``, or no class at all."""
+    def class_index(
+        self, value: Any, names: Sequence[str] | None, named: Sequence[str]
+    ) -> int | None:
+        """The class of a label: by its name among ``named``, however a file writes it, else by its
+        number. Raises ``InputError`` for one that is not among ``names``, or no class at all."""
         number = _number(value)
         whole = None if number is None or not number.is_integer() else int(number)
-        written = [value, str(whole)] if isinstance(value, str) else []
-        written += [str(value)] if isinstance(value, float) or whole == -1 else []
-        for name in written:
-            if names is not None and name in names:
-                return names.index(name)
+        text = "" if value is None else str(value)
+        truths = [text.lower(), text.title()] if _is_truth(value) else []
+        for name in (text, str(whole), *truths):
+            if name in named:
+                return named.index(name)
         if unlabelled(value):
             return None
         if whole is not None and whole >= 0 and (names is None or whole < len(names)):
             return whole
         known = "a number from 0 on, or a name, is needed"
-        if names:
+        if _is_several(value):
+            known += ", not several"
+        elif names:
             more = ", ..." if len(names) > 8 else ""
             known = f"the {len(names)} classes are {', '.join(map(repr, names[:8]))}{more}"
         then = [
@@ -162,7 +174,7 @@ def class_names(values: Iterable[Any]) -> tuple[str, ...] | None:
     """The names among labels, sorted; ``None`` if all are numbers. What is neither is refused where
     it is read (``Row.class_index``). Raises ``InputError`` for numbers that are no classes: with
     fractions, or −1 and 1 alone."""
-    found = [v for v in values if isinstance(v, (bool, int, float, str)) and not _is_missing(v)]
+    found = [v for v in values if not _is_missing(v) and not _is_several(v)]
     numbers = {_number(value) for value in found}
     if None in numbers:
         return tuple(sorted({str(v) for v in found if not unlabelled(v)}))
@@ -191,14 +203,31 @@ def unlabelled(value: Any) -> bool:
 
 
 def _is_missing(value: Any) -> bool:
-    return value is None or value == "" or value != value
+    return value is None or str(value).lower() in ("", "nan")
+
+
+def _is_truth(value: Any) -> bool:
+    return str(value).lower() in ("true", "false")
+
+
+def _is_several(value: Any) -> bool:
+    """Whether it is no single value, as it is or as JSON, Python or NumPy writes one."""
+    if not isinstance(value, str):
+        return not isinstance(value, (bool, int, float))
+    if re.fullmatch(r"\[[\s0-9.,+-]*\]", value):
+        return True
+    try:
+        return value[:1] in tuple("[({") and not isinstance(literal_eval(value), str)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
 
 
 def _number(value: Any) -> float | None:
-    """A number, or a text that is one in full: 2, "2", "2.0", "+1", "1e1"."""
-    if isinstance(value, str):
-        return float(value) if re.fullmatch(NUMBER, value) else None
-    return float(value) if isinstance(value, (bool, int, float)) else None
+    """A number, or a text that is one in full: 2, "2", "2.0", "+1", "1e1"; 0 and 1 for what is true
+    or not."""
+    if _is_truth(value):
+        return float(str(value).lower() == "true")
+    return float(str(value)) if re.fullmatch(NUMBER, str(value)) else None
 
 
 def _is_list(value: Any) -> bool:

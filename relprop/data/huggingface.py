@@ -100,7 +100,8 @@ class HuggingFaceData:
         where, columns = f"{self.name}, row {index}", self._columns
         row = Row(row_of(self._data, index, where), where)
         key = str(index) if self.key is None else str(row.cell(self.key, "key"))
-        label = row.label(self.label, self.labels)
+        feature = (self._data.features or {}).get(self.label)
+        label = row.label(self.label, self.labels, coded=hasattr(feature, "names"))
         if columns["image"]:
             picture = _picture(row, columns["image"])
             return Sample(key, as_image(picture, to_image(self.size, self.transform), where), label)

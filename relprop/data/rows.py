@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -103,6 +104,10 @@ class Delimited(Rows):
         if not header or len(set(header)) < len(header):
             fact = f"the first line names the columns, each once; it is {list(header)}"
             raise InputError(fact, at=self.path.name)
+        if not self.format and len(header) == 1 and (mark := re.search(r"[;\t|]", header[0])):
+            fact = f"there is one column, {header[0]!r}: columns are told by commas in a .csv"
+            commas = f"pandas.read_csv({self.path.name!r}, sep={mark[0]!r})"
+            raise InputError(fact, then=[f"{commas}.to_csv('commas.csv', index=False)"])
         return header, places
 
     def _cells(self, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:

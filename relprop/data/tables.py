@@ -26,7 +26,8 @@ class Table:
     rows are samples, and what ``label`` and ``key`` are.
 
     A label is a class by number (from 0) or by name; without ``classes`` the names are those in the
-    column, sorted, for which all of it is read once. Nothing, −1 and an empty cell are no label.
+    column, sorted, for which all of it is read once; how the file writes it makes no difference
+    (``2``, ``2.0``, ``"2"``). Nothing, NaN, −1 and an empty cell are no label; several are refused.
     Numbers with fractions, and −1 and 1 alone, are refused without ``classes``.
     ``label=None``: there is no such column. ``key=None``: a row's key is its number, from 0.
     """

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from relprop.door import guarded
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from relprop.explanation.sinks import Sinks
 
 
+#: Scores that sum to so many times what relevance started with say little.
+EXPLODED = 1e4
+
+
 @guarded
 @dataclass(frozen=True, eq=False)
 class Explanation(OneInput):
@@ -33,9 +38,10 @@ class Explanation(OneInput):
     raises an ``OptionError`` that names them. ``target`` names what was explained in each sample,
     ``output`` (batch,) its value y_t. ``ledger`` has the relevance's books (``None`` where no
     relevance was walked, or no books were kept). ``blocks`` are there if ``keep=`` named them.
-    ``facts`` says how it was made: front end, generic ops, options. ``labels`` and ``probability``
-    (batch,): what each explained class is called and how likely the model finds it, where the
-    model's config says so.
+    ``started`` (batch,): the sum of the absolute terms of y_t with which relevance started, where
+    it did. ``facts`` says how it was made: front end, generic ops, options. ``labels`` and
+    ``probability`` (batch,): what each explained class is called and how likely the model finds it,
+    where the model's config says so.
     ``predictions``: what the model itself says of each sample, of targets that are one class, or
     one next token, each; ``None`` of others, and of models whose labels are true side by side.
 
@@ -57,9 +63,26 @@ class Explanation(OneInput):
     labels: tuple[str | None, ...] | None = None
     probability: Tensor | None = None
     predictions: tuple[Prediction, ...] | None = None
+    started: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.target)
+
+    @property
+    def exploded(self) -> list[str]:
+        """For each sample what is to be said of scores that sum, in size, to more than 10⁴ times
+        what relevance started with; empty of others."""
+        if self.started is None:
+            return [""] * len(self)
+        sizes = [s.scores.detach().double().abs().sum(1) for s in self.streams.values()]
+        totals = torch.stack(sizes).sum(0).tolist()
+        return [
+            f"the scores' sizes sum to {total:.2g}, where relevance started with {begun:.2g}: by "
+            f"rules {self.rules!r} it explodes in this model, and the map says little"
+            if total > EXPLODED * begun
+            else ""
+            for total, begun in zip(totals, self.started.tolist(), strict=True)
+        ]
 
     def __iter__(self) -> Iterator[Explanation]:
         """The samples, each as an explanation of its own."""
@@ -172,8 +195,8 @@ class Explanation(OneInput):
         return summary(self, sample, k=k)
 
     def concerns(self, sample: int = 0) -> list[str]:
-        """Why not to rest on this map: all zero, much relevance lost, few or special tokens hold
-        most of it. The limits are in ``views.audit``."""
+        """Why not to rest on this map: all zero, or many times what relevance started with, much of
+        it lost, few or special tokens hold most of it. The limits are in ``views.audit``."""
         from relprop.views.audit import concerns
 
         return concerns(self, sample)

@@ -29,6 +29,7 @@ def refuse_unfit(found: Explanation) -> None:
         _fits("a prediction", probability is None or isinstance(probability, float))
     _has("output", found.output, (batch,))
     _may_have("probability", found.probability, (batch,))
+    _may_have("started", found.started, (batch,))
     for stream in found.streams.values():
         _refuse_unfit_stream(stream, batch)
     for block in found.blocks or ():

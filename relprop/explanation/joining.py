@@ -37,6 +37,7 @@ def join(parts: list[Explanation]) -> Explanation:
         blocks=_join_blocks(parts),
         labels=_chained_if_all([part.labels for part in parts]),
         probability=_cat_if_all([part.probability for part in parts]),
+        started=_cat_if_all([part.started for part in parts]),
         predictions=_chained_if_all([part.predictions for part in parts]),
     )
 
@@ -65,6 +66,7 @@ def part(whole: Explanation, samples: int | slice) -> Explanation:
         blocks=None if whole.blocks is None else tuple(_cut_block(b, cut) for b in whole.blocks),
         labels=cut(whole.labels),
         probability=cut(whole.probability),
+        started=cut(whole.started),
         predictions=cut(whole.predictions),
     )
 

@@ -18,7 +18,7 @@ from relprop.errors import first_line
 from relprop.operations import Args, Kwargs, Operator, Value
 from relprop.tracer.binding import Inputs, flatten_output
 from relprop.tracer.judge import difference
-from relprop.tracer.kernels import CALLS, Formulas
+from relprop.tracer.kernels import CALLS
 from relprop.tracer.program import Program
 from relprop.tracer.recorded import frame_source
 from relprop.tracer.side_effects import taken_back
@@ -221,7 +221,6 @@ def gradients_of_batch(
         as_python(model),
         taken_back(model),
         torch.enable_grad(),
-        Formulas(),
     ):
         args, kwargs = some.rebuild(
             tuple(t.clone() if n in program.leaves else t for n, t in given.items())

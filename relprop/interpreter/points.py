@@ -144,6 +144,13 @@ def behind(seed: Seed, channels: int) -> Seed:
     return torch.cat([torch.zeros_like(seed[:, :1]).expand(-1, channels, *seed.shape[2:]), seed], 1)
 
 
+def sizes(seed: Seed) -> Tensor:
+    """The sum of the magnitudes of every sample, (batch,)."""
+    if isinstance(seed, Points):
+        return seed.summed(seed.numbers.abs())
+    return seed.abs().flatten(1).sum(1)
+
+
 def sums(seed: Seed) -> Tensor:
     """The sum of every sample, (batch,)."""
     return seed.summed(seed.numbers) if isinstance(seed, Points) else seed.flatten(1).sum(1)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, fx, nn
@@ -13,10 +14,17 @@ from torch.nn.modules import module as _modules
 
 from relprop.errors import RelpropError, first_line
 from relprop.interpreter.forward import Kept, forward
-from relprop.interpreter.model_gradients import gradients_of_batch, mixtures, model_gradients
+from relprop.interpreter.model_gradients import (
+    ModelGradients,
+    gradients_of_batch,
+    mixtures,
+    model_gradients,
+)
 from relprop.tracer.binding import Inputs
+from relprop.tracer.calls import Values
 from relprop.tracer.facts import is_batched
 from relprop.tracer.judge import difference, largest, tolerance
+from relprop.tracer.kernels import Formulas
 from relprop.tracer.offloaded import is_offloaded
 from relprop.tracer.program import Program, is_floating
 from relprop.tracer.shadow import beside_others
@@ -58,11 +66,15 @@ def slopes(
     if not nodes or not program.leaves:
         return Slopes(skipped="no floating output depends on an explained input")
     some = inputs.select(0, 1) if program.input_specialised else _two(inputs)
+
+    def one_by_one() -> list[ModelGradients]:
+        return [model_gradients(program, model, one, nodes, values) for one, values in alone]
+
     try:
         mine, at, size = _ours(program, model, some, nodes)
         samples = range(some.batch)
         alone = [(some.select(i, i + 1), {n: v[i] for n, v in at.items()}) for i in samples]
-        own = [model_gradients(program, model, one, nodes, values) for one, values in alone]
+        own = one_by_one()
     except torch.OutOfMemoryError:
         return Slopes(skipped="there is not enough memory for a backward pass of the model")
     except (RelpropError, RuntimeError, NotImplementedError) as error:
@@ -77,15 +89,20 @@ def slopes(
         return Slopes(skipped=skipped, functions=functions, cuts=cuts)
     mine = {n: g for n, g in mine.items() if _is_felt(g, [t[n] for t in theirs], at[n], size)}
     off, worst = _largest(program, mine, theirs) if mine else (0.0, "")
-    if off:  # it may be autograd's own: another kernel for a batch than for one sample
-        with contextlib.suppress(Exception):  # whatever the model says of a batch
-            together = gradients_of_batch(program, model, some, nodes)
-            if together is not None:
-                off, worst = min((off, worst), _largest(program, mine, together))
+    if off:  # autograd's own may be wrong: a fused kernel's, or that of one sample alone
+        for again in (
+            lambda: [o.gradients for o in one_by_one()],
+            lambda: gradients_of_batch(program, model, some, nodes) or theirs,
+        ):
+            # whatever the model says of a batch
+            with contextlib.suppress(Exception), Formulas():
+                off, worst = min((off, worst), _largest(program, mine, again()))  # type: ignore[no-untyped-call]
     if off and any(worst in o.again for o in own):
         skipped = f"the ids of {worst!r} are looked up several times, in parts or shifted"
         return Slopes(skipped=skipped, functions=functions, cuts=cuts)
-    if off and off <= TIMES * (moved := _moved(program, model, some, nodes, mine[worst], worst)):
+    if off and off <= TIMES * (
+        moved := _moved(program, model, some, nodes, at, mine[worst], worst)
+    ):
         skipped = f"the last digits of {worst!r} move its gradient by {moved:.1e} of the largest"
         return Slopes(skipped=skipped, functions=functions, cuts=cuts)
     return Slopes(off, worst, "", functions, cuts, _hooked(model))
@@ -111,14 +128,20 @@ def _two(inputs: Inputs) -> Inputs:
 
 
 def _ours(
-    program: Program, model: nn.Module, inputs: Inputs, nodes: Collection[fx.Node]
+    program: Program,
+    model: nn.Module,
+    inputs: Inputs,
+    nodes: Collection[fx.Node],
+    at: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
-    """The program's gradients at the leaves, the leaves' values, batch first, and the largest value
-    of any output."""
+    """The program's gradients at the leaves, the leaves' values (those of ``at``, if they are
+    given), batch first, and the largest value of any output."""
     leaves = dict(program.leaves)
     with undisturbed(model), torch.enable_grad():
         kept = Kept(set(nodes), dict.fromkeys(leaves.values()))
-        done = forward(program, model, inputs, kept)
+        known: Values = {leaves[n]: v.requires_grad_() for n, v in at.items()}
+        done = forward(program, model, inputs, kept, known=known)
+        done.watched |= known
         ends = {n: done.values[n] for n in nodes}
         every = (v if is_batched(n) else v.expand(inputs.batch, *v.shape) for n, v in ends.items())
         scalars = torch.stack([mixtures(v) for v in every]).sum(0)
@@ -136,24 +159,21 @@ def _moved(
     model: nn.Module,
     inputs: Inputs,
     nodes: Collection[fx.Node],
+    at: Mapping[str, Tensor],
     mine: Tensor,
     name: str,
 ) -> float:
     """How far the program's gradient at the input ``name`` moves, relative to its largest, with the
-    last digits of what is given: far, where many choices between two are near their border (the
-    signs before deep networks' ReLUs)."""
+    last digits of the leaves' values ``at``: far, where many choices between two are near their
+    border (the signs before deep networks' ReLUs), or where all of it is rounding."""
     far = 0.0
     for draw in range(DRAWS):
         chance = torch.Generator().manual_seed(draw)
-
-        def nudged(t: Tensor, chance: torch.Generator = chance) -> Tensor:
-            if not t.is_floating_point():
-                return t
-            by = torch.randn(t.shape, generator=chance).to(t.device, t.dtype)
-            return t * (1 + torch.finfo(t.dtype).eps * by)
-
-        other = replace(inputs, tensors=tuple(map(nudged, inputs.tensors)))
-        found, _, _ = _ours(program, model, other, nodes)
+        nudged = {}
+        for leaf, value in at.items():
+            by = torch.randn(value.shape, generator=chance).to(value.device, value.dtype)
+            nudged[leaf] = value * (1 + torch.finfo(value.dtype).eps * by)
+        found, _, _ = _ours(program, model, inputs, nodes, nudged)
         error, scale = difference(found[name], mine)
         far = max(far, error / scale if scale else 0.0)
     return far

@@ -25,11 +25,11 @@ Loaded = tuple[nn.Module, object, Foreign]  # the model, its inputs, and what re
 
 
 def load(name: str, inputs: object, processor: Foreign, trust_remote_code: bool) -> Loaded:
-    """The model called ``name`` in ``eval`` mode; its inputs, pictures opened; and the processor
-    that was saved with it, unless one is given."""
+    """The model called ``name`` in ``eval`` mode; its inputs; and the processor that was saved with
+    it, unless one is given."""
     for prefix, source in (("timm:", ""), ("timm/", "hf-hub:timm/"), ("hf-hub:", "hf-hub:")):
         if name.startswith(prefix):
-            return _timm(source + name.removeprefix(prefix), name), _opened(inputs), processor
+            return _timm(source + name.removeprefix(prefix), name), inputs, processor
     folder = Path(name).expanduser()
     if folder.is_dir():
         config = folder / "config.json"
@@ -47,7 +47,7 @@ def load(name: str, inputs: object, processor: Foreign, trust_remote_code: bool)
                 raise TypeError(f"it holds {type(written).__name__}, not settings by name")
         refuse_counts(written, name)
         if "architecture" in written and "model_type" not in written:  # as timm writes it
-            return _timm(f"local-dir:{folder}", name), _opened(inputs), processor
+            return _timm(f"local-dir:{folder}", name), inputs, processor
         name = str(folder)
     return _transformers(name, inputs, processor, trust_remote_code)
 
@@ -94,7 +94,7 @@ def _transformers(name: str, inputs: object, processor: Foreign, trust_remote_co
         )
     tokenizer = getattr(found, "tokenizer", found)
     if not hasattr(tokenizer, "convert_ids_to_tokens"):
-        return model, _opened(inputs), found
+        return model, inputs, found
     if len(tokenizer) <= len(tokenizer.all_special_ids):  # made up from the config
         raise InputError(
             f"{name!r} comes without the vocabulary of its tokenizer",
@@ -165,21 +165,3 @@ def _class(config: Foreign, name: str, trust_remote_code: bool) -> Foreign:
         f"the config of {name!r} {fact}",
         then=["load the model with the class it is of, and give the model"],
     )
-
-
-def _opened(inputs: object) -> object:
-    """Pictures in place of the paths to them; anything else as it is."""
-    if isinstance(inputs, (list, tuple)):
-        return [_opened(i) for i in inputs]
-    if not isinstance(inputs, (str, Path)):
-        return inputs
-    from PIL import Image
-
-    with (
-        refusing(
-            f"{str(inputs)!r} is no picture that can be opened, and the model reads nothing else",
-            "give a path to a picture, or the picture",
-        ),
-        Image.open(inputs) as picture,
-    ):
-        return picture.convert("RGB")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,7 +20,10 @@ from torch import Tensor, nn
 
 from relprop.adapters import Prepared, adapter_for
 from relprop.adapters.base import ready
+from relprop.adapters.masks import positions_of
 from relprop.adapters.pictures import originals
+from relprop.adapters.processing import texts_in, waves
+from relprop.adapters.rgb import as_rgb, is_picture
 from relprop.door import guarded
 from relprop.errors import InputError, OptionError, message
 from relprop.opening.loading import load
@@ -104,12 +108,14 @@ def _from_pipeline(pipe: Foreign, inputs: object, parts: SimpleNamespace) -> Pre
         "the pipeline refuses these inputs", "call the pipeline on them and mend that first"
     ):
         items, options = _items(pipe, inputs)
-        samples, encodings = [], []
+        items = [_read(item, pipe) for item in items]
+        samples, records = [], []
         for item in items:
             some, heard = _samples(pipe, item, options)
             samples += some
-            encodings += heard
+            records += heard
         batch = joined(samples, pipe.tokenizer)
+        batch |= positions_of(base_model(pipe.model), batch)
         name = next((n for n, t in batch.items() if t.dim() == 4 and t.is_floating_point()), "")
 
         def process(picture: object) -> Tensor:
@@ -120,9 +126,8 @@ def _from_pipeline(pipe: Foreign, inputs: object, parts: SimpleNamespace) -> Pre
             if name and len(items) == len(samples)
             else {}
         )
-        return Prepared(
-            batch, parts, tuple(encodings) if len(encodings) == len(samples) else (), pictures
-        )
+        encodings, texts = zip(*records, strict=True) if len(records) == len(samples) else ((), ())
+        return Prepared(batch, parts, encodings, pictures, () if None in texts else texts)
 
 
 def _items(pipe: Foreign, inputs: object) -> tuple[list[object], dict[str, object]]:
@@ -149,25 +154,39 @@ def _items(pipe: Foreign, inputs: object) -> tuple[list[object], dict[str, objec
     raise InputError(f"the pipeline returned {type(result).__name__} and gave its model nothing")
 
 
+def _read(item: object, pipe: Foreign) -> object:
+    """What a pipeline is given as it should read it: pictures in RGB, upright as it turns them;
+    recordings as numbers from -1 to 1. It would clip levels of 16 bits, and scale floats twice."""
+    if isinstance(item, Mapping):
+        return {name: _read(one, pipe) for name, one in item.items()}
+    if not pipe.image_processor:
+        return waves(item) if pipe.feature_extractor else item
+    file = isinstance(item, str) and os.path.isfile(item)
+    return as_rgb(item, upright=True) if file or is_picture(item) else item
+
+
 class _Listening:
-    """A tokenizer that remembers the encodings it makes."""
+    """A tokenizer that remembers the encodings it makes, each with its text, if it is one."""
 
     def __init__(self, tokenizer: Foreign) -> None:
         self._tokenizer = tokenizer
-        self.heard: list[Foreign] = []
+        self.heard: list[tuple[Foreign, str | None]] = []
 
     def __getattr__(self, name: str) -> Foreign:
         return getattr(self._tokenizer, name)
 
     def __call__(self, *args: object, **kwargs: object) -> Foreign:
         made = self._tokenizer(*args, **kwargs)
-        self.heard += getattr(made, "encodings", None) or []
+        encodings = getattr(made, "encodings", None) or []
+        texts = texts_in(args[0] if args else kwargs)
+        fits = len(texts) == len(encodings)
+        self.heard += zip(encodings, texts if fits else [None] * len(encodings), strict=True)
         return made
 
 
 def _samples(
     pipe: Foreign, item: object, options: dict[str, object]
-) -> tuple[list[Rows], list[Foreign]]:
+) -> tuple[list[Rows], list[tuple[Foreign, str | None]]]:
     """What the pipeline makes of one item: one sample, or several (the parts of a long text,
     candidate labels); and its tokenizer's records."""
     probe = copy.copy(pipe)

@@ -4,15 +4,23 @@ is, and put beside what its tokens are."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from relprop.errors import OptionError, RelpropError, RollUpWarning, ZeroScoresWarning, warn
+from relprop.errors import (
+    ExplodedScoresWarning,
+    OptionError,
+    RelpropError,
+    RollUpWarning,
+    ZeroScoresWarning,
+    warn,
+)
 from relprop.explanation import Block, Explanation, TokenScores
 from relprop.interpreter.ledger import Ledger
+from relprop.interpreter.points import sizes
 from relprop.rollup import Stream
 from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.describe import Names, names_of, tokens_described
@@ -28,6 +36,8 @@ from relprop.targets import Start
 from relprop.tracer.editing import val
 
 NO_RULES = "none"
+#: What to do where relevance explodes.
+STEADY = ["rules='attnlrp', 'cp_lrp' or 'lrp_gamma': they divide by no sum of products near 0"]
 #: How far rounding takes a sum of shares from 1.
 TOO_MUCH = 1e-3
 
@@ -52,19 +62,29 @@ def answer(
 ) -> Explanation:
     """What the question's method says of a target. ``gradients``: ∂y_t/∂ at the run's watched
     nodes."""
+    at_inputs = InputStudy(needs, run, target, start, gradients)
+    at_inputs.tell_padding()
     if needs.question.by.level == "attention":
         with torch.no_grad():
             study = AttentionStudy(needs, run, target, start, gradients)
             numbers, described = over_attention(study), study.described
             check_numbers(numbers, lambda: study.sweep.moves, over_attention=True)
     else:
-        at_inputs = InputStudy(needs, run, target, start, gradients)
         numbers = at_input(at_inputs)
         described = {s.name: tokens_described(needs, run, s) for s in at_inputs.streams}
         check_numbers(numbers, lambda: None, over_attention=False)
     read_by, outputs = run.part.prepared.processor, run.outputs(needs.program)
     names = names_of(needs.session, outputs, start.label, read_by)
-    return explained(numbers, described, start, names, Made.by(needs))
+    found = explained(numbers, described, start, names, Made.by(needs))
+    if not needs.walks:
+        return found
+    by_value = needs.question.by.starts_with == "output"
+    terms = start.contributions(run.outputs(needs.program)) if by_value else start.begun
+    begun = [abs(t.coefficient) * sizes(s) for t in terms for s in t.seeds.values()]
+    found = replace(found, started=torch.stack(begun).sum(0).detach())
+    if said := next(filter(None, found.exploded), ""):
+        warn(ExplodedScoresWarning(said, then=STEADY))
+    return found
 
 
 class Made(NamedTuple):

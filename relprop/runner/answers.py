@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+from relprop.door import answered
 from relprop.errors import (
     NoAttentionError,
     OptionError,
     RelpropError,
     RollUpError,
     RuleError,
+    UnforeseenError,
     message,
     out_of_memory,
 )
@@ -26,10 +28,13 @@ from relprop.runner.needs import Needs
 from relprop.runner.relevance import walk_ahead, walk_key
 from relprop.runner.run import Part, Run, run
 from relprop.runner.sweep import Gradients
+from relprop.runner.unmoved import refuse_unmoved
 from relprop.targets import NoStart, Start
 
 #: Of how many targets at the most nothing is kept from one to the next: memory costs time, too.
 FEW = 2
+#: What says that a method is not defined, and no more.
+OF_A_METHOD = (OptionError, NoAttentionError, NoStart, RollUpError, RuleError, UnforeseenError)
 #: By its number, why a question cannot be answered.
 Refused = dict[int, RelpropError]
 
@@ -137,6 +142,8 @@ def _starts(
         with refusal(number, refused):
             if key not in same:
                 same[key] = _start(n, done, target)
+            if n.question.by.class_specific:
+                refuse_unmoved(n.session, done, target, same[key])
             found[number] = same[key]
     return found
 
@@ -145,6 +152,8 @@ def _start(needs: Needs, done: Run, target: object) -> Start:
     try:
         return done.start(needs.session, target, walks=needs.starts)
     except NoStart as error:
+        bare = done.start(needs.session, target, walks=False)
+        refuse_unmoved(needs.session, done, target, bare)
         fact = f"method {needs.question.method!r} starts relevance at the target, and {error}"
         others = ", ".join(without_start())
         then = [f"any differentiable number is explained by {others}"]
@@ -153,10 +162,19 @@ def _start(needs: Needs, done: Run, target: object) -> Start:
 
 @contextmanager
 def refusal(number: int, refused: Refused | None) -> Iterator[None]:
-    """Write down what a method says of this model, if that is wanted."""
+    """Write down what a method says of this model, if that is wanted; what nobody foresaw as the
+    door says it."""
     try:
         yield
-    except (OptionError, NoAttentionError, NoStart, RollUpError, RuleError) as why:
+    except OF_A_METHOD as why:
         if refused is None or out_of_memory(why):
             raise
         refused.setdefault(number, why)
+    except Exception as error:
+        ours = type(error).__module__.split(".")[0] == "relprop" or isinstance(error, Warning)
+        interrupted = isinstance(error.__context__, KeyboardInterrupt)
+        if refused is None or ours or interrupted or out_of_memory(error):
+            raise
+        said = answered(error, "the method")
+        said.__cause__ = error
+        refused.setdefault(number, said)

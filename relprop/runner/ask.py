@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from relprop.adapters import Prepared
 from relprop.errors import (
@@ -39,6 +39,7 @@ from relprop.runner.relevance import united
 from relprop.runner.run import Part, Run
 from relprop.runner.session import Session, chosen_inputs, open_session
 from relprop.targets import possible_starts
+from relprop.targets.plain import without_tensors
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.offloaded import runs_on
 from relprop.tracer.readout import Head, heads_of
@@ -183,10 +184,10 @@ class Asking:
         cuts = cuts_of(sessions[0], part.inputs, targets)
         heard = self.judge.heard(sessions[0].program, part.inputs, starts, heard_at, cuts)
         needs, device = dict[int, Needs](), runs_on(self.model, part.inputs.tensors[0])
-        signs = dict[int, Kind]()
+        signs = dict[int, list[Kind]]()
         for i, (session, question) in enumerate(zip(sessions, self.questions, strict=True)):
             with refusal(i, self.refused):
-                signs[i] = sided(session, self.whole, part.first, targets, question)
+                signs[i] = [sided(session, self.whole, part.first, t, question) for t in targets]
                 make = partial(needs_of, session, question, targets, cuts=heard.few)
                 needs[i] = fitted(make, part.batch, memory, device)
         needs = united(needs)
@@ -211,8 +212,11 @@ class Asking:
                 needs[i] = fitted(make, part.batch, memory, device)
             found = answers(united(needs), part, targets, compare, self.refused)
         return [
-            [told_signs(signs.get(i, ""), row.get(i), target) for i in range(len(self.questions))]
-            for row, target in zip(found, targets, strict=True)
+            [
+                told_signs(signs[i][k] if i in signs else "", row.get(i), target)
+                for i in range(len(self.questions))
+            ]
+            for k, (row, target) in enumerate(zip(found, targets, strict=True))
         ]
 
 
@@ -221,7 +225,9 @@ def ask_once(session: Session, inputs: Inputs, target: object, question: Questio
     needs = needs_of(session, question, [target])
     session.tell(needs.notices)
     part = Part(inputs, Prepared(None), 0, inputs.batch)
-    return answers({0: needs}, part, [target], lambda _: lambda: None)[0][0]
+    kind = sided(session, part, 0, target, question)
+    found = answers({0: needs}, part, [target], lambda _: lambda: None)[0][0]
+    return told_signs(kind, found, target) or found
 
 
 def _joined(parts: list[Explanation | None], compared: str) -> Explanation | None:
@@ -243,11 +249,10 @@ def _part_size(batch_size: int | None, inputs: Inputs) -> int:
 def _cutter(target: object, batch: int) -> Callable[[int, int], object]:
     """A function that cuts out the entries of some samples; a wrong length is refused before
     anything runs."""
-    if hasattr(target, "__array__") and not isinstance(target, (Tensor, int, float)):
-        target = torch.as_tensor(target)
-    if not isinstance(target, list) and not (isinstance(target, Tensor) and target.dim() > 0):
+    target = without_tensors(target)
+    if not isinstance(target, list):
         return lambda first, last: target
-    entries: list[object] | Tensor = target
+    entries: list[object] = target
     if len(entries) != batch:
         raise TargetError(f"target has {len(entries)} entries for a batch of {batch}")
     return lambda first, last: entries[first:last]

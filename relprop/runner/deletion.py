@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from relprop.errors import OptionError, first_line, out_of_memory
 from relprop.tracer.binding import Inputs
 from relprop.tracer.facts import shape
-from relprop.tracer.judge import model_outputs, rows_of
+from relprop.tracer.judge import is_row, model_outputs, rows_of
 from relprop.tracer.program import Program
 
 AT_ONCE, LARGEST = 32, 2**26  # rows in one pass, and numbers that they may give
@@ -44,7 +44,7 @@ class Deletion:
         rows = [(k, gone & (gone & self._seen[k]).any()) for k, gone in rows]
         sizes = [int(gone.sum()) for _, gone in rows]
         count = self._text.shape[1]
-        if count > 1 and count - 1 in sizes and not self._runs([0, 1] if count > 2 else [0, 1, 1]):
+        if count > 1 and count - 1 in sizes and self._spreads(count):
             raise OptionError(
                 f"leave_one_out: the model is made for {count} positions of {self.name!r}, and "
                 "would spread one that is left over all",
@@ -55,6 +55,19 @@ class Deletion:
             for first in range(0, len(same), self._at_once):
                 some = same[first : first + self._at_once]
                 yield from zip(some, self._passed([rows[k] for k in some], size), strict=True)
+
+    def _spreads(self, count: int) -> bool:
+        """Whether the model is made for so many positions, and gives one that is left to all: of
+        two it then says of the first alone what it says of the first twice."""
+        if self._runs([0, 1] if count > 2 else [0, 1, 1]):
+            return False
+        if count > 2 or not self._runs([0]):
+            return count > 2
+        some = (
+            self._cut(torch.tensor([0]), torch.tensor([k]), self._alongside) for k in ([0], [0, 0])
+        )
+        one, twice = (model_outputs(self.model, cut) for cut in some)
+        return all(is_row(a, b, 0, 1) for a, b in zip(one, twice, strict=True))
 
     @property
     def _at_once(self) -> int:
@@ -72,6 +85,16 @@ class Deletion:
         if name not in self._alongside:
             return torch.ones(self._text.shape, dtype=torch.bool)
         return self.inputs.tensors[self.inputs.names.index(name)].cpu() != 0
+
+    def padded_left(self) -> int | None:
+        """The first sample with padding before its text; ``None`` if none has."""
+        padded = (~self._seen[:, 0] & self._seen.any(1)).nonzero()
+        return int(padded[0]) if len(padded) else None
+
+    def alone(self, sample: int) -> Values:
+        """The same as ``values`` has it, for a sample without its padding."""
+        gone = ~self._seen[sample]
+        return self._passed([(sample, gone)], int(gone.sum()))[0]
 
     def _passed(self, rows: Sequence[Row], size: int) -> list[Values]:
         """One pass of the model over some rows, each of which lacks ``size`` positions."""
@@ -103,9 +126,13 @@ class Deletion:
             if name != self.name and name not in alongside:
                 return found
             at = left.to(tensor.device)
-            gap = at - torch.arange(at.shape[1], device=at.device)
-            found = found.gather(1, at)
-            return found - gap.to(found) if name.endswith(COUNTED) else found
+            kept = found.gather(1, at)
+            if not name.endswith(COUNTED):
+                return kept
+            numbers = torch.arange(int(found.max()) + 1, device=found.device)
+            there, still = ((t[..., None] == numbers).any(1) for t in (found, kept))
+            gone = (there & ~still).long().cumsum(1)  # numbers up to each that none has any more
+            return kept - gone.gather(1, kept.long()).to(kept)
 
         both = zip(self.inputs.names, self.inputs.tensors, self.inputs.batched, strict=True)
         tensors = tuple(cut(n, t) if batched else t for n, t, batched in both)

@@ -6,12 +6,17 @@ from relprop.errors import message
 from relprop.interpreter.slopes import Slopes
 from relprop.tracer.binding import Inputs
 
+#: What to do where a model's output is drawn by chance.
+DRAW_ALIKE = [
+    "switch it off in eval mode: training=self.training for a dropout",
+    "or seed before it draws, in its forward: torch.manual_seed(0), numpy.random.seed(0), "
+    "random.seed(0)",
+]
 #: What came of a comparison with a model that is less exact than the program.
 ROUNDED = "not compared: in the model's own precision rounding decides what it picks"
 
 
 #: Why a graph is not its model, and what to do.
-KEEP_STEADY = "make it a function of its inputs while it is explained"
 PICKED_BY_ROUNDING = (
     "rounding decides which of nearly equal values the model picks: in float64 the graph itself "
     "gives another output"

@@ -4,13 +4,15 @@ y_t for other values of it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import OptionError
+from relprop.errors import OptionError, PaddingWarning, is_strict, warn
+from relprop.operations.looking import is_recorded
 from relprop.rollup import Stream
 from relprop.runner.deletion import Deletion, Row
 from relprop.runner.needs import Needs
@@ -25,6 +27,14 @@ from relprop.tracer.binding import Inputs
 from relprop.tracer.editing import val
 from relprop.tracer.program import Program
 from relprop.tracer.run import execute
+
+#: How far y_t of a padded text may be from that of the text alone, of the largest y_t.
+OFF = 1e-3
+NUMBERED = [
+    "say where its text begins, if the model takes that: "
+    "position_ids=(attention_mask.cumsum(1) - 1).clamp(min=0)",
+    "or explain each text alone, without padding",
+]
 
 
 def input_streams(program: Program, leaves: Mapping[str, fx.Node]) -> tuple[Stream, ...]:
@@ -99,6 +109,28 @@ class InputStudy(Study):
             spread = {n: v.expand(inputs.batch, *v.shape[1:]) for n, v in values.items()}
             found[k] = self.scalar(spread)[rows[k][0]]
         return found.to(self.home)
+
+    def tell_padding(self) -> None:
+        """Say, once per program, where y_t of a text that is padded before it is another than y_t
+        of the text alone. A run that is recorded looks at no values."""
+        texts = (n for n in self.leaves if not is_recorded() and is_text(self.run.inputs, n))
+        for name in texts:
+            deletion = Deletion(self.program, self.session.model, self.run.inputs, name)
+            sample = deletion.padded_left()
+            first = self.program.memo.first_time
+            if sample is None or not (is_strict() or first(f"padding of {name}")):
+                continue
+            with suppress(OptionError):  # the model reads no other length
+                values = deletion.alone(sample).items()
+                spread = {n: v.expand(self.run.inputs.batch, *v.shape[1:]) for n, v in values}
+                alone, y = float(self.scalar(spread)[sample]), float(self.start.scalars[sample])
+                if abs(alone - y) > OFF * max(abs(alone), float(self.start.scalars.abs().max())):
+                    at = sample + self.run.part.first
+                    fact = (
+                        f"padding before the text changes what the model says: y of sample {at} is "
+                        f"{y:.4g}, and {alone:.4g} of its {name!r} without padding"
+                    )
+                    warn(PaddingWarning(fact, then=NUMBERED))
 
     def embed(self, name: str, ids: Tensor) -> Tensor:
         """The embeddings of other ids of input ``name``. Raises ``OptionError`` if the input is not

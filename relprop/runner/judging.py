@@ -13,9 +13,11 @@ from torch import Tensor, fx, nn
 
 from relprop.errors import (
     CaptureError,
+    ChanceWarning,
     InputError,
     MixedSamplesWarning,
     RelpropError,
+    RelpropWarning,
     RoundingError,
     is_strict,
     warn,
@@ -24,9 +26,9 @@ from relprop.interpreter.points import Excerpt, Made
 from relprop.interpreter.slopes import Slopes, slopes
 from relprop.runner.differences import (
     CHANGED,
+    DRAW_ALIKE,
     EXACT_NUMBERS,
     INSTEAD,
-    KEEP_STEADY,
     PICKED_BY_ROUNDING,
     REPORT,
     ROUNDED,
@@ -35,11 +37,13 @@ from relprop.runner.differences import (
     other_gradients,
 )
 from relprop.runner.session import Session
+from relprop.runner.unmoved import is_noise, unmoved_output
 from relprop.tracer.binding import Inputs, refuse_unlike
 from relprop.tracer.calls import Values
-from relprop.tracer.draws import DRAWN
+from relprop.tracer.draws import numbers_of
 from relprop.tracer.facts import is_batched
 from relprop.tracer.judge import (
+    KEEP_STEADY,
     UNSTEADY,
     Expected,
     Gap,
@@ -47,6 +51,7 @@ from relprop.tracer.judge import (
     gaps,
     is_row,
     model_outputs,
+    other_draws,
     outputs_of_few,
     rounding_decides,
     unsteady,
@@ -106,7 +111,7 @@ class Judge:
         self._heads: Sequence[Head] = ()
         self._kept: Cuts = {}
         self._said: dict[str, str] = {}
-        self.to_tell: list[str] = []
+        self.to_tell: list[RelpropWarning] = []
 
     @property
     def said(self) -> str:
@@ -203,6 +208,13 @@ class Judge:
             program = replace(program, dtype=None)
             values = heard.parts(execute(program, self.model, heard.part, heard.cuts))
             found = self._gaps(program, heard, values)
+        ends = dict(zip(program.outputs.names, program.output_nodes, strict=True))
+        found = [
+            g
+            for g in found
+            if not is_noise(values[ends[g.output]], heard.expected[g.output].rows)
+            or not unmoved_output(program, self.model, heard.part, ends[g.output])
+        ]
         if not found:
             return "equal to the model's own output for the batch" + about_shared(heard.part)
         for i in sorted({i for gap in found for i in gap.samples}):
@@ -213,8 +225,23 @@ class Judge:
                     raise
                 return ROUNDED
         if program.draws:
+            self._tell_draws(session, heard, values)
             return "equal to the model's own output for each sample alone, for the same draws"
         return self._of_a_batch(session, heard, max(found, key=lambda gap: gap.error))
+
+    def _tell_draws(self, session: Session, heard: Heard, values: Values) -> None:
+        """Say of a model that draws that its output is another for other draws, if it is."""
+        program, one = session.program, heard.part.select(0, 1)
+        mine = {n: values[n][:1] if is_batched(n) else values[n] for n in heard.cuts}
+        key = ("draws", frozenset(heard.cuts))
+        found = session.kept(key, lambda: other_draws(program, self.model, one, mine, heard.cuts))
+        if found and (is_strict() or program.memo.first_time(key)):
+            fact = (
+                f"the model draws by chance in eval mode, and another draw changes its "
+                f"{found.output!r} of sample {heard.first} by {found.error:.1e} of its largest "
+                "value: one draw is explained"
+            )
+            self.to_tell.append(ChanceWarning(fact, at=program.draws[0], then=DRAW_ALIKE))
 
     def _gaps(self, program: Program, heard: Heard, values: Values) -> list[Gap]:
         """Where values differ from what was heard: of a model that draws, everywhere."""
@@ -238,13 +265,13 @@ class Judge:
             "what it returns for that sample alone, which is what is explained"
         )
         if is_strict() or session.program.memo.first_time("the model mixes samples"):
-            self.to_tell.append(said)
+            self.to_tell.append(MixedSamplesWarning(said))
         return said
 
     def _compare_alone(self, program: Program, heard: Heard, i: int, values: Values) -> None:
         """Compare one sample with the model's output for it alone."""
         one = heard.part.select(i, i + 1)
-        draws = [t for name, t in program.constants.items() if name.startswith(DRAWN)]
+        draws = numbers_of(program.constants)
         theirs = model_outputs(self.model, one, draws)
         mine = {n: values[n][i : i + 1] if is_batched(n) else values[n] for n in heard.cuts}
         found = gaps(program, mine, expected(program, theirs, heard.cuts), 1)
@@ -255,7 +282,7 @@ class Judge:
             f"{found[0].error:.1e} of its largest value"
         )
         if unsteady(self.model, one, theirs, draws):
-            raise _Stale(CaptureError(f"{fact}; {UNSTEADY}", then=[KEEP_STEADY]))
+            raise _Stale(CaptureError(f"{fact}; {UNSTEADY}", then=KEEP_STEADY))
         if rounding_decides(program, self.model, one, mine, heard.cuts):
             raise RoundingError(f"{fact}; {PICKED_BY_ROUNDING}", then=[EXACT_NUMBERS])
         why, then = (UNSEEN, INSTEAD) if i else (CHANGED, REPORT)
@@ -294,7 +321,7 @@ def judged(model: nn.Module, inputs: Inputs, verify: bool, call: Callable[[Input
         try:
             done = call(inputs, judge)
             for said in judge.to_tell:
-                warn(MixedSamplesWarning(said))
+                warn(said)
             return done
         except _Shared as other:
             inputs = inputs.sharing(other.names)

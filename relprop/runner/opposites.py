@@ -1,11 +1,13 @@
-"""Whether a method tells a contrast from its opposite: found by trying, once per method."""
+"""Whether a method tells a contrast, or a function, from its opposite: found by trying, once per
+method and function."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import fx
@@ -18,48 +20,59 @@ from relprop.runner.needing import needs_of
 from relprop.runner.question import Question
 from relprop.runner.run import Part
 from relprop.runner.session import Session
+from relprop.targets import is_callable
 from relprop.targets.answers import Contrast
 
 #: Of the scores of y_t and those of −y_t: the same, turned around, or neither.
 Kind = Literal["even", "signed", "one-sided", ""]
 _KINDS: dict[Hashable, Kind] = {}
+_OF_FUNCTIONS: WeakKeyDictionary[Any, dict[Hashable, Kind]] = WeakKeyDictionary()
+TOLD: dict[Kind, str] = {
+    "even": "its sign does not matter",
+    "one-sided": "what speaks against it is not shown",
+}
 
 
 def told_signs(kind: Kind, explanation: Explanation | None, target: object) -> Explanation | None:
-    """The explanation of a contrast, its labels with what its scores leave out."""
-    if explanation is None or kind != "one-sided" or _contrast(target) is None:
+    """The explanation of a contrast or a function, its labels with what its scores leave out."""
+    if explanation is None or kind not in TOLD or _two_sided(target) is None:
         return explanation
     known = explanation.labels or (None,) * len(explanation.target)
     both = zip(known, explanation.target, strict=True)
-    labels = tuple(f"{name or said}; what speaks against it is not shown" for name, said in both)
+    labels = tuple(f"{name or said}; {TOLD[kind]}" for name, said in both)
     return replace(explanation, labels=labels)
 
 
-def sided(
-    session: Session, whole: Part, first: int, targets: Sequence[object], question: Question
-) -> Kind:
-    """What the method makes of the first contrast among ``targets``, if there is one. Raises
-    ``OptionError`` where the scores of the opposite are the same.
+def sided(session: Session, whole: Part, first: int, target: object, question: Question) -> Kind:
+    """What the method makes of a target's first contrast, or of a function. Raises ``OptionError``
+    where the scores of a contrast's opposite are the same.
 
-    ``whole``: all samples of the call, of which ``targets`` are for those from ``first`` on.
+    ``whole``: all samples of the call, of which ``target`` is for those from ``first`` on.
     """
-    found = ((t, i) for t in targets if (i := _contrast(t)) is not None)
-    target, at = next(found, (None, 0))
-    if target is None:
+    at = _two_sided(target)
+    if at is None:
         return ""
-    asked = target[at] if isinstance(target, list) else target
-    assert isinstance(asked, Contrast)
+    asked: Any = target[at] if isinstance(target, list) else target
     options = tuple(sorted((k, repr(v)) for k, v in question.settings.items()))
-    key = (question.by, options, question.rule_set)
-    if key not in _KINDS:
-        one = whole.select(first + at, first + at + 1)
-        kind = _tried(session, one, asked, question)
+    key, kinds = (question.by, options, question.rule_set), _kinds_for(asked)
+    if key not in kinds:
+        kind = _tried(session, whole.select(first + at, first + at + 1), asked, question)
         if not kind:
             return kind
-        _KINDS[key] = kind
-    if _KINDS[key] == "even":
+        kinds[key] = kind
+    if kinds[key] == "even" and isinstance(asked, Contrast):
         raise OptionError(_refusal(question, asked))
-    return _KINDS[key]
+    return kinds[key]
+
+
+def _kinds_for(asked: object) -> dict[Hashable, Kind]:
+    """What is known of methods: for all contrasts, and for a function as long as it is there."""
+    if isinstance(asked, Contrast):
+        return _KINDS
+    try:
+        return _OF_FUNCTIONS.setdefault(asked, {})
+    except TypeError:  # which cannot be remembered
+        return {}
 
 
 def _refusal(question: Question, asked: Contrast) -> str:
@@ -72,10 +85,11 @@ def _refusal(question: Question, asked: Contrast) -> str:
     )
 
 
-def _tried(session: Session, one: Part, target: Contrast, question: Question) -> Kind:
+def _tried(session: Session, one: Part, target: Any, question: Question) -> Kind:
     """What the scores of a sample's target and of its opposite are to each other."""
     plain = replace(question, keep=frozenset(), hooks=dict[fx.Node, Any](), ledger=None)
-    both = [target, target.turned()]
+    turned = target.turned() if isinstance(target, Contrast) else lambda output: -target(output)
+    both = [target, turned]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the question itself gives the same ones
         try:
@@ -83,19 +97,22 @@ def _tried(session: Session, one: Part, target: Contrast, question: Question) ->
             rows = answers({0: needs}, one, both, lambda _: lambda: None)
         except RelpropError:
             return ""  # the question itself says why
-    there, turned = (
+    there, other = (
         torch.cat([s.scores.flatten() for s in row[0].streams.values()]) for row in rows
     )
     largest = float(there.abs().max())
     most = largest * max(1e-9, 16 * torch.finfo(there.dtype).eps)
     if largest == 0:
         return ""
-    if float((there - turned).abs().max()) <= most:
+    if float((there - other).abs().max()) <= most:
         return "even"
-    return "signed" if float((there + turned).abs().max()) <= most else "one-sided"
+    return "signed" if float((there + other).abs().max()) <= most else "one-sided"
 
 
-def _contrast(target: object) -> int | None:
-    """The place of the first contrast, of targets for each sample; 0 of one for all."""
+def _two_sided(target: object) -> int | None:
+    """The place of the first contrast, of targets for each sample; 0 of one for all, or of a
+    function."""
+    if is_callable(target):
+        return 0
     each = target if isinstance(target, list) else [target]
     return next((i for i, t in enumerate(each) if isinstance(t, Contrast)), None)

@@ -109,13 +109,5 @@ class Study:
     def scalar(self, values: Mapping[fx.Node, Tensor]) -> Tensor:
         """y_t of every sample from the outputs' values, for the very index that the start names,
         also where the prediction is another."""
-        if callable(self.target) and not isinstance(self.target, Tensor):
-            outputs = [values[n] for n in self.program.output_nodes]
-            return torch.stack(
-                [
-                    self.target(self.program.outputs([o[i] for o in outputs])).reshape(())
-                    for i in range(self.run.inputs.batch)
-                ]
-            )
         assert self.start.again is not None
         return self.start.again(values)

@@ -5,17 +5,24 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 
 from relprop.errors import TargetError, message
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import FILLS, MOVES, Kind, is_call, kind
 from relprop.targets.start import has_batch_axis
+from relprop.tracer.calls import call_node
 from relprop.tracer.editing import aten, tensor_inputs
-from relprop.tracer.facts import is_floating, shape
+from relprop.tracer.facts import is_floating, role, shape
 from relprop.tracer.program import Program
 
 CLASSES = "logits"
-MOVED = (Kind.RESHAPE, Kind.CAST, Kind.SELECT, Kind.SLICE)
+WIDE = 1e3  # logits are smaller
+#: What leaves numbers from 0 to 1 there: they change place, or become means or one of several.
+KEPT = MOVES | FILLS | {Kind.IDENTITY, Kind.DETACH, Kind.CAST, Kind.EXTREMUM, Kind.OUTPUT}
+KEPT |= {Kind.LARGEST, Kind.PICK, Kind.MAX_POOL, Kind.AVERAGE_POOL, Kind.RESAMPLE, Kind.SAMPLE}
+#: What may leave them there: their values say whether it does.
+COUNTED = frozenset({Kind.SUM, Kind.AFFINE, Kind.PRODUCT, Kind.QUOTIENT, Kind.TOTAL})
 CALLABLE = (
     "choose with a callable: target=lambda output: output[...]  # the output "
     "of one sample, batch dimension 1 -> a scalar"
@@ -85,12 +92,36 @@ def chosen_output(program: Program, name: str | int | None) -> ModelOutput:
     return class_output(program) if name is None else named_output(program, name)
 
 
-def probability(node: fx.Node) -> fx.Node | None:
-    """The softmax or sigmoid that an output ends in, if it does."""
-    while kind(node) in MOVED:
-        (node, *_) = tensor_inputs(node)
-    ends = kind(node) in (Kind.SOFTMAX, Kind.LOG_SOFTMAX) or is_call(node, aten.sigmoid)
-    return node if ends else None
+def probability(node: fx.Node, also: frozenset[Kind] = frozenset()) -> fx.Node | None:
+    """The softmax or sigmoid that an output ends in, if it does; through ``also`` as well."""
+    found, waiting = None, [node]
+    while waiting:
+        node = waiting.pop()
+        if kind(node) in (Kind.SOFTMAX, Kind.LOG_SOFTMAX) or _stays_inside(node, -WIDE, WIDE):
+            found = node
+        elif kind(node) in KEPT | also or is_call(node, aten.mean) or _stays_inside(node, 0, 1):
+            read = [n for n in tensor_inputs(node) if role(n) == "activation" and is_floating(n)]
+            waiting += read
+        else:
+            return None
+    return found
+
+
+def _stays_inside(node: fx.Node, low: float, high: float) -> bool:
+    """Whether a function of each value is between 0 and 1 from ``low`` to ``high``."""
+    read = tensor_inputs(node)
+    if kind(node) is not Kind.FUNCTION or len(read) != 1:
+        return False
+    found = call_node(node, {read[0]: torch.linspace(low, high, 1001, dtype=torch.float64)}, None)
+    return bool(((found >= 0) & (found <= 1)).all())
+
+
+def are_probabilities(node: fx.Node, values: Tensor) -> bool:
+    """Whether an output of these values is one of probabilities."""
+    if probability(node) is not None:
+        return True
+    inside = bool(((values >= 0) & (values <= 1)).all())
+    return inside and probability(node, COUNTED) is not None
 
 
 def listed(program: Program) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,10 +33,11 @@ def plain_index(index: object) -> Index:
 
 
 def without_tensors(target: object) -> object:
-    """Ints, and lists of ints and tuples, in place of tensors and arrays of them. Raises
+    """Ints, labels, and lists of them and of tuples, in place of tensors and arrays. Raises
     ``TargetError`` for tensors of other numbers or of too many axes."""
-    if hasattr(target, "__array__") and not isinstance(target, (Tensor, int, float)):
-        target = torch.as_tensor(target)
+    if hasattr(target, "__array__") and not isinstance(target, (Tensor, int, float, str)):
+        array = np.asarray(target)
+        target = torch.as_tensor(array) if array.dtype.kind in "biuf" else array.tolist()
     if not isinstance(target, Tensor):
         return target
     if target.is_meta:

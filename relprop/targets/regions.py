@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from relprop.errors import TargetError, message
 from relprop.targets.index import label_index
-from relprop.targets.outputs import ModelOutput, chosen_output, probability
+from relprop.targets.outputs import ModelOutput, are_probabilities, chosen_output
 from relprop.targets.start import ChosenTarget, Context, Elements, Target
 from relprop.tracer.program import Program
 
@@ -50,8 +50,8 @@ class Region(Target):
         if self.mask is not None:
             inside = [self._given(output.size[len(label) :])] * len(samples)
         else:
-            least = 0.0 if probability(output.node) is None else 0.5
             found = context.values(output.node, samples)
+            least = 0.5 if are_probabilities(output.node, found) else 0.0
             inside = list(_where_predicted(label, found, least).cpu())
         both = zip(samples, (mask.nonzero() for mask in inside), strict=True)
         return [self._choice(output, label, places, sample) for sample, places in both]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
 from torch import Tensor, fx
+from torch._ops import OpOverload
 
 from relprop.errors import ProbabilityWarning, TargetError, warn
 from relprop.operations import name_of
@@ -127,9 +128,11 @@ def _warn_if_probability(program: Program) -> None:
     """Say so if the class output ends in a softmax or a sigmoid."""
     name, node = class_output(program)
     if (source := probability(node)) is not None:
+        own = isinstance(source.target, OpOverload)
+        what = name_of(source).strip("_") if own else "function with values from 0 to 1"
         warn(
             ProbabilityWarning(
-                f"output {name!r} ends in a {name_of(source).strip('_')}: the explained "
+                f"output {name!r} ends in a {what}: the explained "
                 "value is a probability, the method's paper code explains the logit before it"
             )
         )

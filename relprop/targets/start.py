@@ -49,9 +49,8 @@ class Start:
     of a relevance of 1 on its way through the callable's own operations. ``is_sum``: whether y_t is
     the sum of these, which log-probabilities are not. ``single``: it is one element in every
     sample. ``at_once``: how many elements start together that are too many to be explained one by
-    one. Without ``terms`` relevance has no start. ``again``: y_t of other values of the outputs,
-    of targets that are no callable. ``memo``: what questions about this
-    target share.
+    one. Without ``terms`` relevance has no start. ``again``: y_t of other values of the outputs.
+    ``memo``: what questions about this target share.
     """
 
     label: tuple[object, ...]

@@ -8,13 +8,15 @@ operations first; one of logarithms has no start, and is for methods that need n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, fx
 
 from relprop.errors import TargetError, message
 from relprop.interpreter.batch import propagate
+from relprop.interpreter.points import Made
 from relprop.plan import make_plan
 from relprop.rollup import rollup_plan_through
 from relprop.targets.linear import linear_start, marks
@@ -50,6 +52,24 @@ def resolve_callable(target: Callable[..., Tensor], context: Context) -> Start:
     scalars = called(target, context, inputs)
     slopes = _slopes(scalars, inputs, context)
     label = (getattr(target, "__name__", type(target).__name__),) * context.inputs.batch
+
+    def again(outputs: Mapping[fx.Node, Made]) -> Tensor:
+        other = replace(context, outputs=outputs)
+        return called(target, other, _outputs_as_inputs(other))
+
+    start = _callable_start(target, label, scalars, slopes, inputs, context)
+    return replace(start, again=again)
+
+
+def _callable_start(
+    target: Callable[..., Tensor],
+    label: tuple[object, ...],
+    scalars: Tensor,
+    slopes: Mapping[fx.Node, Tensor],
+    inputs: Inputs,
+    context: Context,
+) -> Start:
+    """The same without y_t of other values."""
     try:
         tail = traced(target, context, inputs)
         start = _at_elements(tail, label, scalars, inputs, context)
@@ -90,7 +110,8 @@ def _slopes(scalars: Tensor, inputs: Inputs, context: Context) -> dict[fx.Node, 
         return found
     if scalars.requires_grad:
         raise TargetError(
-            "no output of the model changes the target callable: its gradient is 0 everywhere"
+            "the target does not depend on the input: no output of the model changes the target "
+            "callable, its gradient is 0 everywhere"
         )
     fact = "the target callable does not depend on the model's output"
     then = ["make its result of the output by tensor operations, without .item() or .detach()"]

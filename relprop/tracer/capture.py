@@ -39,7 +39,13 @@ from relprop.tracer.recorded import (
     without_values,
 )
 from relprop.tracer.side_effects import taken_back
-from relprop.tracer.surroundings import as_python, unlogged, unwarned, with_experts_seen
+from relprop.tracer.surroundings import (
+    as_python,
+    same_chance,
+    unlogged,
+    unwarned,
+    with_experts_seen,
+)
 from relprop.tracer.transforms import seen_through
 
 #: What is said where values must be there for a graph to be recorded.
@@ -86,13 +92,13 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
     neither front end can."""
     flat = Flat(model, inputs)
     with torch.no_grad(), as_python(model), without_leftovers(), taken_back(model) as take_back:
-        with Draws() as draws:
+        with same_chance(model), Draws() as draws:
             eager = run_eager(flat, inputs, model)
         outputs = flat.outputs
         assert outputs is not None
         take_back()
         try:
-            with seen_through(), with_experts_seen(model), in_outline(model):
+            with same_chance(model), seen_through(), with_experts_seen(model), in_outline(model):
                 recorded = _export(flat, inputs)
             return _captured(recorded, inputs, outputs, eager, draws)
         except Exception as refused:  # torch.export raises many types, some of them internal
@@ -122,7 +128,7 @@ def _captured(
         recorded.front_end,
         decisions,
         eager,
-        fix_draws(graph, constants, draws.drawn),
+        fix_draws(graph, constants, draws),
         choices(graph, constants) if decisions else (),
         guards,
     )

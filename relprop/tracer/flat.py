@@ -110,7 +110,7 @@ def _beyond(model: nn.Module, inputs: Inputs) -> list[str]:
     for name, t in zip(inputs.names, inputs.tensors, strict=True):
         if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool or not t.numel():
             continue
-        least, most = int(t.min()), int(t.max())
+        least, most = int(t.long().min()), int(t.long().max())
         few = [f"{n!r} has {count}" for n, count in rows.items() if least < 0 or most >= count]
         if few:
             ids = f"{name} holds ids from {least} to {most}"

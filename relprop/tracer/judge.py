@@ -24,7 +24,7 @@ from relprop.tracer.readout import Cut, Cuts, Head, sizes, taken, whole_cut, wit
 from relprop.tracer.run import execute
 from relprop.tracer.shadow import beside_others
 from relprop.tracer.side_effects import taken_back
-from relprop.tracer.surroundings import as_python, undisturbed
+from relprop.tracer.surroundings import as_python, other_chance, undisturbed
 from relprop.tracer.undoing import undone
 
 #: How far a program may be from its model, of an output's largest value: by the coarsest type that
@@ -33,6 +33,8 @@ TOLERANCES = ((1e-15, 1e-9), (1e-6, 4e-4), (1e-3, 0.03), (1e-2, 0.1))
 COARSER = 0.25
 #: How many numbers are compared at once: in double precision they take several times their memory.
 PIECE = 2**20
+#: How often a model that draws is run with other numbers, to see whether it returns another output.
+TRIES = 8
 
 
 def tolerance(program: Program, dtype: torch.dtype) -> float:
@@ -88,17 +90,19 @@ def largest(value: Tensor) -> float:
     return max((max(-float(p.min()), float(p.max())) for p in pieces), default=0.0)
 
 
-def model_outputs(model: nn.Module, inputs: Inputs, draws: Sequence[Tensor] = ()) -> list[Tensor]:
+def model_outputs(
+    model: nn.Module, inputs: Inputs, draws: Mapping[int, Tensor] = MappingProxyType({})
+) -> list[Tensor]:
     """The tensors that the model itself returns (see ``model_run``)."""
     return model_run(model, inputs, draws)[0]
 
 
 def model_run(
-    model: nn.Module, inputs: Inputs, draws: Sequence[Tensor] = ()
+    model: nn.Module, inputs: Inputs, draws: Mapping[int, Tensor] = MappingProxyType({})
 ) -> tuple[list[Tensor], OutputTree]:
     """The tensors that the model itself returns, in eval mode, without gradients, and how they are
     put together; what running it changes is taken back, or seen by nobody (other threads may call
-    the model meanwhile). ``draws``: the numbers that it draws from nothing but a shape."""
+    the model meanwhile). ``draws``: the numbers that it draws, by which draw they are."""
     run = beside_others(model)
     if run is not model:
         with contextlib.suppress(InputError):  # a model that no shadow runs for
@@ -118,7 +122,7 @@ def outputs_of_few(
     with undone() as steps:
         for hook in hooks:
             steps.append(there[hook.head.path].register_forward_pre_hook(hook).remove)
-        outputs, _ = _outputs(run, inputs, ())
+        outputs, _ = _outputs(run, inputs, {})
     return outputs, {hook.head.output: hook.head.cut for hook in hooks if hook.gave}
 
 
@@ -143,7 +147,7 @@ class _GiveFew:
 
 
 def _outputs(
-    model: nn.Module, inputs: Inputs, draws: Sequence[Tensor]
+    model: nn.Module, inputs: Inputs, draws: Mapping[int, Tensor]
 ) -> tuple[list[Tensor], OutputTree]:
     trees: list[OutputTree] = []
 
@@ -256,7 +260,7 @@ def is_row(alone: Tensor, eager: Tensor, sample: int, batch: int) -> bool:
 
 
 def unsteady(
-    model: nn.Module, inputs: Inputs, before: Sequence[Tensor], draws: Sequence[Tensor]
+    model: nn.Module, inputs: Inputs, before: Sequence[Tensor], draws: Mapping[int, Tensor]
 ) -> bool:
     """Whether the model, run again on the same inputs, returns something else than ``before``."""
     again = model_outputs(model, inputs, draws)
@@ -268,31 +272,48 @@ def unsteady(
 #: What to say of a model that is.
 UNSTEADY = (
     "the model returns something else when it is run again on the same inputs: it draws numbers "
-    "outside of PyTorch, or counts its calls"
+    "by a generator of its own, or counts its calls"
 )
+KEEP_STEADY = [
+    "draw by torch, numpy.random or random, whose states are put back, or seed a generator of its "
+    "own in its forward",
+    "keep no count that its output depends on",
+]
+
+
+def other_draws(
+    program: Program, model: nn.Module, one: Inputs, values: Mapping[fx.Node, Value], cuts: Cuts
+) -> Gap | None:
+    """An output of the model for one sample, at the places of ``cuts``, that is another than a
+    program's ``values`` when it draws other numbers; ``None`` if none is."""
+    for seed in range(TRIES):
+        with other_chance(model, seed):
+            drawn = expected(program, model_outputs(model, one), cuts)
+        if found := gaps(program, values, drawn, 1):
+            return found[0]
+    return None
 
 
 def rounding_decides(
     program: Program, model: nn.Module, one: Inputs, values: Mapping[fx.Node, Value], cuts: Cuts
 ) -> bool:
     """Whether a program's own outputs for one sample, at the places of ``cuts``, are others in
-    float64, or if the inputs are off by their last digits: rounding then decides which of nearly
-    equal values the model picks."""
-    wide = replace(program, dtype=torch.float64)
-    for other, inputs in ((wide, one), (program, _nudged(one))):
-        found = execute(other, model, inputs, cuts)
+    float64, or if what is explained is off by its last digits: rounding then decides which of
+    nearly equal values the model picks, or is all that there is of the output."""
+    leaves = set(program.leaves.values())
+    for other, watch in (
+        (replace(program, dtype=torch.float64), set[fx.Node]()),
+        (program, leaves),
+    ):
+        found = execute(other, model, one, cuts, watch, _nudged)
         outputs = [found.get(node, torch.empty(0)) for node in program.output_nodes]
         if gaps(program, values, expected(program, outputs, cuts), 1):
             return True
     return False
 
 
-def _nudged(inputs: Inputs) -> Inputs:
-    """The inputs with floating ones a few units in the last place larger."""
-    return replace(
-        inputs,
-        tensors=tuple(
-            t * (1 + 4 * torch.finfo(t.dtype).eps) if t.is_floating_point() else t
-            for t in inputs.tensors
-        ),
-    )
+def _nudged(_: fx.Node, value: Value) -> Value:
+    """A value a few units in the last place larger, or smaller."""
+    chance = torch.Generator().manual_seed(0)
+    by = torch.randn(value.shape, generator=chance).to(value.device, value.dtype)
+    return value * (1 + 4 * torch.finfo(value.dtype).eps * by)

@@ -14,13 +14,18 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend
 
 from relprop.operations import Kind, kind, operand
+from relprop.operations.looking import cannot_look
 from relprop.tracer.calls import Values, call_node
 from relprop.tracer.editing import arguments, aten, shape_of, val
 from relprop.tracer.follow import depending
+from relprop.tracer.kernels import attention
 from relprop.tracer.queries import Attention
 
 #: A score that a mask sets to this or less is nothing to the softmax, whatever it was.
 HIDDEN = -1e30
+#: A query of which no score is above this sees no key. What the fused kernel's backward takes off
+#: again, the logarithm of a sum, is then lost in rounding (``kernels.attention``).
+BLIND = -1e4
 ROWS = 256  # of a mask that are looked at in one go
 #: What masks scores: where these stand among its arguments, and what is put in their place.
 FILLS = {aten.masked_fill.Scalar: (0, 2), aten.where.ScalarOther: (1, 2)}
@@ -148,9 +153,18 @@ class KernelCall:
         queries, keys, values = (rows(four(t)) for t in (queries, keys.mT, values))
         return cls(queries, keys, values, mask, scale, causal, shape)
 
+    @cached_property
+    def is_blind(self) -> bool:
+        """Whether some query sees no key, or may: a run that is recorded looks at no values."""
+        if self.mask is None:
+            return False
+        return cannot_look(self.mask) or bool((self.mask.amax(-1) < BLIND).any())
+
     @property
     def is_fused(self) -> bool:
         """Whether PyTorch has a kernel for it that makes no map."""
+        if self.is_blind:
+            return False
         given = (self.queries, self.keys, self.values, self.mask)
         choice: int = torch._fused_sdp_choice(*given, 0.0, self.causal, scale=self.scale)
         return choice != SDPBackend.MATH.value
@@ -158,7 +172,8 @@ class KernelCall:
     def made(self) -> Tensor:
         """softmax(scale·QKᵀ + mask)·V, (batch, ..., positions, features)."""
         given = (self.queries, self.keys, self.values, self.mask)
-        made = F.scaled_dot_product_attention(*given, is_causal=self.causal, scale=self.scale)
+        attend = attention if self.is_blind else F.scaled_dot_product_attention
+        made: Tensor = attend(*given, is_causal=self.causal, scale=self.scale)
         return made.reshape(self.shape)
 
 

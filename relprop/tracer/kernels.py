@@ -63,11 +63,32 @@ KERNELS: dict[Operator, Callable[..., Tensor]] = {aten.batch_norm.default: batch
 CALLS: dict[Operator, Callable[..., Tensor]] = {torch.batch_norm: batch_norm, F.batch_norm: _called}
 
 
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Operator,
+) -> Tensor:
+    """``scaled_dot_product_attention`` by its formula, which makes the map.
+
+    Of a query that sees no key (padding before a text, all of its scores at -1e9 or less) the fused
+    kernel's backward on the CPU (torch 2.15) gives each key the share 1 instead of 1/n.
+    """
+    made: Tensor = aten._scaled_dot_product_attention_math(
+        q, k, v, attn_mask, dropout_p, is_causal, **options
+    )[0]
+    return made
+
+
 class Formulas(TorchFunctionMode):
-    """While this is active, a model computes by the formulas, too."""
+    """While this is active, a model computes by the formulas, too, attention included."""
 
     def __torch_function__(
         self, func: Operator, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> object:
-        formula: Operator = CALLS.get(func, func)
+        whole = F.scaled_dot_product_attention
+        formula: Operator = attention if func is whole else CALLS.get(func, func)
         return formula(*args, **(kwargs or {}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
 import warnings
 import weakref
@@ -14,6 +15,7 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -118,8 +120,21 @@ def unlogged() -> Iterator[None]:
 
 @contextmanager
 def same_chance(model: nn.Module) -> Iterator[None]:
-    """The random state of CPU and GPU put back afterwards: what runs next starts from the same."""
-    with torch.random.fork_rng(_gpus(model)):
+    """The random state of CPU and GPU, of numpy and Python, put back afterwards: what runs next
+    starts from the same."""
+    with torch.random.fork_rng(_gpus(model)), undone() as steps:
+        steps.append(partial(random.setstate, random.getstate()))
+        steps.append(partial(np.random.set_state, np.random.get_state()))
+        yield
+
+
+@contextmanager
+def other_chance(model: nn.Module, seed: int) -> Iterator[None]:
+    """Where other numbers are drawn, whoever draws them without seeding."""
+    with same_chance(model):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
         yield
 
 
@@ -147,14 +162,14 @@ def _own_device() -> Iterator[None]:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Eval mode, normal (not inference) tensors, no autocast, and the random state of CPU and GPU
-    put back. Until a model is known to have a shadow it is read by one thread at a time: another
-    might capture it in its own modules meanwhile."""
+    """Eval mode, normal (not inference) tensors, no autocast, and every random state put back.
+    Until a model is known to have a shadow it is read by one thread at a time: another might
+    capture it in its own modules meanwhile."""
     slow = "There is a performance drop"  # vmap without a batching rule
     _refuse_lost_threads()
     with (
         nullcontext() if SHADOWED.get(model) else TRACING,
-        torch.random.fork_rng(_gpus(model)),
+        same_chance(model),
         plain_numbers(),
         evaluating(model),
         unwarned(slow),

@@ -12,13 +12,21 @@ from relprop.errors import CaptureError, message
 from relprop.tracer.binding import Inputs
 from relprop.tracer.calls import Values
 from relprop.tracer.capture import Capture
-from relprop.tracer.draws import DRAWN
+from relprop.tracer.draws import numbers_of
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.facts import describe, is_batched, is_floating, role
-from relprop.tracer.judge import UNSTEADY, difference, rounding_decides, tolerance, unsteady
+from relprop.tracer.judge import (
+    KEEP_STEADY,
+    UNSTEADY,
+    difference,
+    rounding_decides,
+    tolerance,
+    unsteady,
+)
 from relprop.tracer.program import Program
 from relprop.tracer.readout import whole_cut
 from relprop.tracer.run import execute
+from relprop.tracer.surroundings import other_chance
 
 #: By how much closer a graph that was not captured must be to the model than a captured one.
 CLOSER = 16.0
@@ -33,7 +41,8 @@ def verify(
 ) -> None:
     """The canonical graph's outputs against the model's own, on the captured sample.
     ``random_calls``: where the model draws numbers that the graph does not hold."""
-    values = execute(program, model, inputs, keep=set(program.output_nodes))
+    with other_chance(model, 1):  # what the graph still draws it draws otherwise than the model
+        values = execute(program, model, inputs, keep=set(program.output_nodes))
     for name, node, eager, error, scale in _compared(program, values, raw.eager):
         if not error <= tolerance(program, eager.dtype) * scale:
             if (habit := _habit(program, model, inputs, raw, random_calls)) is not None:
@@ -79,12 +88,10 @@ def _habit(
     """Why a model differs from its graph through no fault of the graph, if that is so: it draws
     anew in every run, counts its calls, or rounds activations."""
     if random_calls:
-        fact = "the model draws by chance in eval mode, and draws anew in every run"
+        fact = "the model draws by chance in eval mode, by numbers that it works out of its inputs"
         return CaptureError(message(fact, at=random_calls[0], then=_KEEP_DRAWS))
-    draws = [t for n, t in raw.constants.items() if n.startswith(DRAWN)]
-    if unsteady(model, inputs, raw.eager, draws):
-        then = ["make it a function of its inputs while it is explained"]
-        return CaptureError(message(UNSTEADY, then=then))
+    if unsteady(model, inputs, raw.eager, numbers_of(raw.constants)):
+        return CaptureError(message(UNSTEADY, then=KEEP_STEADY))
     rounded = next((n for n in program.graph.nodes if _rounds(n)), None)
     if rounded is None:
         return None
@@ -97,8 +104,8 @@ def _habit(
 
 _KEEP_DRAWS = [
     "switch it off: training=self.training for a dropout",
-    "or draw from a shape alone (torch.rand, torch.rand_like): the numbers "
-    "of the model's own run are kept",
+    "or draw from a shape alone, torch.rand_like(p) < p for torch.bernoulli(p): the numbers of the "
+    "model's own run are kept, and it is said if others change its output",
 ]
 _KEEP_WIDE = [
     "explain the model before quantisation",

@@ -41,7 +41,8 @@ def concerns(explanation: Explanation, sample: int) -> list[str]:
     for name, stream in explanation.streams.items():
         prefix = f"{name}: " if len(explanation.streams) > 1 else ""
         found += [prefix + line for line in _of_scores(stream, sample)]
-    return found + _of_books(explanation, sample)
+    exploded = [said for said in [explanation.exploded[sample]] if said]
+    return [*exploded, *found, *_of_books(explanation, sample)]
 
 
 def _of_scores(stream: TokenScores, sample: int) -> list[str]:

@@ -12,6 +12,7 @@ from PIL import Image, ImageCms
 
 import relprop
 from relprop.errors import InputError, PictureWarning
+from tests.targets import models
 
 COLOURS = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
 RGB = Image.fromarray(COLOURS)
@@ -182,13 +183,51 @@ def test_floating_point_pixels_are_refused_and_the_advice_works(kind, road):
 
 
 @pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize("first", [True, False], ids=["first", "last"])
+@pytest.mark.parametrize("narrow", [4, 3, 1])
+def test_channels_at_either_end_are_asked_for_and_the_advice_works(narrow, first, road):
+    plain = COLOURS[:, :narrow] if first else COLOURS[:narrow]
+    picture = plain.transpose(2, 0, 1) if first else plain
+    with pytest.raises(InputError, match="are the channels first, or last") as refused:
+        scores(road, picture)
+    advice = str(refused.value).split("  then  ")[1].splitlines()[not first]
+    import PIL
+
+    exec(advice.strip(), {"PIL": PIL}, known := {"picture": picture})
+    assert torch.equal(scores(road, known["picture"]), scores(road, Image.fromarray(plain)))
+
+
+@pytest.mark.parametrize("road", ROADS)
+def test_a_tensor_among_pictures_is_one(road):
+    found = scores(road, [RGB, torch.from_numpy(COLOURS)])
+    assert torch.equal(found[0], found[1])
+    with pytest.raises(InputError, match="which of them is white"):
+        scores(road, [RGB, torch.rand(3, 40, 50)])
+
+
+def test_advice_for_a_picture_beside_texts_keeps_the_texts():
+    model, side = models.clip(), {"height": 32, "width": 32}
+    images = transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=side)
+    processor = transformers.CLIPProcessor(images, models.tokenizer())
+    picture, texts = np.asarray(RGB.resize((32, 32))) / 255, ["w6 w7", "w6 w7 w8 </s>"]
+    inputs = {"text": texts, "images": [picture] * 2}
+    with pytest.raises(InputError, match="which of them is white") as refused:
+        relprop.explain(model, inputs, (0,), processor=processor)
+    exec(str(refused.value).splitlines()[-1].strip(), names := dict(locals()))
+    assert set(names["inputs"]) >= {"input_ids", "attention_mask", "pixel_values"}
+    assert len(names["inputs"]["input_ids"]) == 2
+
+
+@pytest.mark.parametrize("road", ROADS)
 def test_a_batch_in_one_array_is_its_pictures(road):
     both = np.stack([COLOURS, COLOURS[::-1]])
     assert torch.equal(scores(road, both), scores(road, [Image.fromarray(one) for one in both]))
 
 
 @pytest.mark.parametrize(
-    "what", [{"a": 1}, 3, np.zeros(5), np.zeros((2, 3, 4, 5, 6)), [None]], ids=str
+    "what",
+    [{"a": 1}, 3, np.zeros(5), np.zeros((2, 3, 4, 5, 6)), [None], [[RGB, RGB], [RGB]]],
+    ids=str,
 )
 def test_what_is_no_picture_is_refused(what):
     for road in ROADS:
@@ -196,6 +235,30 @@ def test_what_is_no_picture_is_refused(what):
             scores(road, what)
     with pytest.raises(InputError, match="is no picture"):
         scores("timm", what)
+
+
+WRONG = {
+    "objects": (COLOURS.astype(object), r"\[40, 50, 3\] of object is no picture"),
+    "texts": (np.array([["a", "b"]]), r"\[1, 2\] of <U1 is no picture"),
+    "no path": ("", "the path of a picture is an empty text"),
+    "no path among paths": ([RGB, ""], "the path of a picture is an empty text"),
+    "a folder": (".", "it is a folder"),
+}
+
+
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize(("what", "said"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_with_a_picture_is_said(what, said, road):
+    with pytest.raises(InputError, match=said):
+        scores(road, what)
+
+
+def test_lists_of_pictures_that_would_be_samples_are_refused():
+    inputs = [[RGB, GREY], [RGB]]
+    with pytest.raises(InputError, match="makes a sample of each picture") as refused:
+        scores("ViT", inputs)
+    one = eval(str(refused.value).split("one list: ")[1], {"inputs": inputs})
+    assert len(scores("ViT", one)) == 3
 
 
 OF_GREY = {"input_size": (1, 32, 32), "mean": (0.5,), "std": (0.5,)}

@@ -7,7 +7,9 @@ import torch
 import transformers
 
 import relprop
+from relprop.adapters.processing import processed
 from relprop.adapters.sound import measured_clock
+from relprop.errors import InputError
 
 SMALL = {
     "hidden_size": 16,
@@ -146,6 +148,17 @@ def test_recordings_of_two_lengths_are_refused_where_no_mask_is_read():
     with pytest.raises(relprop.errors.InputError, match="of 4000, 8000 samples are padded"):
         relprop.explain(model, [sound(8000), sound(4000, 1)], 1, processor=extractor)
     assert relprop.explain(model, [sound(4000), sound(4000, 1)], 1, processor=extractor)
+
+
+@pytest.mark.parametrize("shape", [(2, 400), (400, 2)])
+def test_sound_of_two_channels_is_refused_and_the_advice_works(shape):
+    sound = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    extractor = transformers.Wav2Vec2FeatureExtractor()
+    for given in (sound, [sound]):
+        with pytest.raises(InputError, match="one channel") as refused:
+            processed(torch.nn.Identity(), given, extractor)
+    exec(str(refused.value).split("then  ")[1], {}, known := {"sound": sound})
+    assert known["sound"].shape == (400,)
 
 
 def test_seconds_without_an_extractor_need_a_rate():

@@ -115,6 +115,9 @@ def test_labels_by_name_and_number():
     )
     assert numbers.labels is None and [s.label for s in numbers] == [4, 0]
     assert HuggingFaceData(datasets.Dataset.from_dict({"text": ["x"]}), label=None)[0].label is None
+    stars = Features({"text": Value("string"), "label": ClassLabel(names=["1", "2", "0"])})
+    rows = datasets.Dataset.from_dict({"text": ["x", "y"], "label": [1, 0]}, features=stars)
+    assert [s.label for s in HuggingFaceData(rows)] == [1, 0]  # places among the names
     for label, said in (
         ([0, 1], r"(?s)label .*: a number from 0 on, or a name, is needed.*row 0"),
         (0.5, "labels are numbers with fractions"),

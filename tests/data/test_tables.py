@@ -3,6 +3,7 @@ malformed."""
 
 import csv
 import json
+import math
 import re
 import tempfile
 from pathlib import Path
@@ -149,11 +150,41 @@ def test_numbers_must_be_classes(tmp_path):
         (("+3", "03", ""), [3, 3, None]),
         ((-1.0, 0, 1), [None, 0, 1]),
         (("-1", "b", "a"), [None, 1, 0]),
+        ((2, 10, "a"), [1, 0, 2]),  # names: 10, 2, a
+        ((1.0, "a", 1.0), [0, 1, 0]),
+        ((True, False, True), [1, 0, 1]),
+        (("true", "False", 1), [1, 0, 1]),
+        ((math.nan, 1, "nan"), [None, 1, None]),
     ],
 )
 def test_whole_numbers_are_classes_however_written(tmp_path, ending, labels, wanted):
     path = table(tmp_path / f"a.{ending}", [{"text": "x", "label": label} for label in labels])
     assert [s.label for s in TextTable(path)] == wanted
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+@pytest.mark.parametrize(
+    ("classes", "labels", "wanted"),
+    [
+        (("5", "10", "1"), (10, 1, 5.0, "10.0"), [1, 2, 0, 1]),
+        (("1.0", "0.5"), (0.5, 1.0), [1, 0]),
+        (("true", "false"), (True, False, 0), [0, 1, 0]),
+        (("no", "yes"), (True, 0.0, "1"), [1, 0, 1]),
+    ],
+)
+def test_names_that_look_like_numbers_are_names(tmp_path, ending, classes, labels, wanted):
+    path = table(tmp_path / f"a.{ending}", [{"text": "x", "label": label} for label in labels])
+    assert [s.label for s in TextTable(path, classes=classes)] == wanted
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+@pytest.mark.parametrize("label", [[0], [0, 2], ["a", "b"], {"a": 1}, "[0 2]", '["a"]'])
+def test_several_labels_of_one_row_are_refused(tmp_path, ending, label):
+    path = table(tmp_path / f"a.{ending}", [{"text": "x", "label": k} for k in (label, "[Other]")])
+    for classes in (None, ("a", "b")):
+        with pytest.raises(InputError, match="a number from 0 on, or a name, is needed, not sev"):
+            TextTable(path, classes=classes)[0]
+    assert TextTable(path)[1].label == 0 and TextTable(path, label=None)[0].label is None
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl"])

@@ -438,7 +438,7 @@ REFUSED = {
     ),
     "a text for pictures": (
         lambda saved, tmp: (saved / "vit", "a text"),
-        r"'a text' is no picture that can be opened.*give a path to a picture",
+        r"there is no such file at a text",
     ),
     "a picture for texts": (lambda saved, tmp: (saved / "bert", picture()), r"does not read Image"),
     "an id without a network": (

@@ -9,7 +9,7 @@ import torch
 
 import relprop
 from relprop import adapters, data, evaluation, methods, plot, runs, targets
-from relprop.door import _is_yours, guarded
+from relprop.door import _is_yours, answered, guarded
 from relprop.errors import CallError, OptionError, RelpropError, UnforeseenError
 from tests.fuzz.world import OWN, OWN_AT_INPUT, rows, state, world
 
@@ -103,6 +103,13 @@ def test_what_nobody_foresaw_is_said_with_its_place_and_its_cause():
     assert isinstance(caught.value.__cause__, TypeError) and "test_bad_calls.py" in str(
         caught.value
     )
+    with pytest.raises(ZeroDivisionError) as raised:
+        eval(compile("1 / 0", "/library/of/theirs.py", "eval"))
+    raised.value.__traceback__ = raised.value.__traceback__.tb_next
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("relprop.door.LIBRARIES", ("/library/",))
+        said = str(answered(raised.value, "shout"))
+    assert "/library/of/theirs.py:1" in said and "relprop/" not in said
     assert not _is_yours("pyarrow/error.pxi") and _is_yours(__file__)
     with pytest.raises(OptionError, match="did you mean 'loud'") as caught:
         shout("a", lod=True)

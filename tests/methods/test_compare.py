@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import relprop
-from relprop.errors import NoAttentionError, OptionError
+from relprop.errors import NoAttentionError, OptionError, UnforeseenError
 from relprop.runner import run
 from tests.common.models import closeness, sample, shared
 from tests.methods.table import MODELS, PATH, column
@@ -101,6 +101,20 @@ def test_what_is_not_defined_is_listed():
     assert "not defined here: rollout: the model has no softmax attention" in str(c)
     with pytest.raises(NoAttentionError):
         relprop.compare(model, sample(), ["rollout"], target=1)
+
+
+def test_a_method_that_fails_is_listed():
+    """A user's own: the others are compared, and alone it is raised."""
+    relprop.methods.register("broken", lambda at: {}["nothing"])
+    try:
+        c = relprop.compare(shared(), sample(), ["broken", "rollout"], target=1)
+        assert list(c.explanations) == ["rollout"]
+        assert "code of yours raised KeyError: 'nothing'" in c.refused["broken"]
+        with pytest.raises(UnforeseenError, match="code of yours raised KeyError") as caught:
+            relprop.compare(shared(), sample(), ["broken"], target=1)
+        assert isinstance(caught.value.__cause__, KeyError)
+    finally:
+        relprop.methods.remove("broken")
 
 
 class Low:

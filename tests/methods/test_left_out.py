@@ -168,6 +168,22 @@ def test_one_token_is_left_where_another_text_is_explained():
         relprop.explain(bert(), IDS[:1, :1], 1, method="leave_one_out")
 
 
+@pytest.mark.parametrize("name", ["GPT2", "Bert"])
+def test_two_tokens_of_a_model_of_two_positions(name):
+    torch.manual_seed(0)
+    config = (
+        SIZES | {"max_position_embeddings": 2}
+        if name == "Bert"
+        else CLASSIFIERS["GPT2"] | {"n_positions": 2}
+    )
+    config = getattr(transformers, f"{name}Config")(**config, num_labels=3, pad_token_id=0)
+    model = getattr(transformers, f"{name}ForSequenceClassification")(config).eval().double()
+    e = relprop.explain(model, IDS[:1, :2], 1, method="leave_one_out")
+    left = [model(cut(IDS[0, :2], [k])).logits[0, 1] for k in range(2)]
+    change = model(IDS[:1, :2]).logits[0, 1] - torch.stack(left)
+    assert torch.allclose(e.scores[0], change, atol=1e-9)
+
+
 HEADS = {
     "the last row": lambda h: h[:, -1],
     "the mean": lambda h: h.mean(1),

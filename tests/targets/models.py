@@ -115,6 +115,33 @@ def bart():
 
 
 @functools.cache
+def whisper(layers=2, size=16, frames=10):
+    return ready(
+        hf.WhisperForConditionalGeneration(
+            hf.WhisperConfig(
+                vocab_size=31,
+                d_model=size,
+                encoder_layers=layers,
+                decoder_layers=layers,
+                encoder_attention_heads=2,
+                decoder_attention_heads=2,
+                encoder_ffn_dim=2 * size,
+                decoder_ffn_dim=2 * size,
+                num_mel_bins=8,
+                max_source_positions=frames,
+                max_target_positions=32,
+                pad_token_id=PAD,
+                bos_token_id=START,
+                eos_token_id=END,
+                decoder_start_token_id=START,
+                suppress_tokens=None,
+                begin_suppress_tokens=None,
+            )
+        )
+    )
+
+
+@functools.cache
 def detr():
     """Queries read by cross-attention; one class more than labels, for "no object"."""
     backbone = hf.ResNetConfig(

@@ -9,7 +9,7 @@ from transformers import BertForSequenceClassification
 
 import relprop
 from relprop.demo.model import digit_scene_model
-from relprop.errors import OptionError
+from relprop.errors import OptionError, TargetError
 from relprop.runner import opposites
 from relprop.targets import contrast, token
 from tests.common.models import closeness
@@ -90,11 +90,40 @@ def test_a_comparison_goes_on_without_them():
     assert set(found.refused) == {"transformer_attribution", "rollout"}
 
 
-def test_functions_are_never_refused():
-    def margin(output):
-        return output[0, 3] - output[0, 5]
+def margin(output):
+    return output[0, 3] - output[0, 5]
 
-    assert explained(margin, "transformer_attribution").labels is None
+
+def many(target, method):
+    return relprop.explain_many(digit_scene_model(), IMAGES, [4, target], method=method)[1]
+
+
+def compared(target, method):
+    return relprop.compare(digit_scene_model(), IMAGES, [method], target)[method]
+
+
+ROADS = {"explain": explained, "explain_many": many, "compare": compared}
+
+
+@pytest.mark.parametrize("road", ROADS.values(), ids=ROADS)
+def test_functions_are_never_refused_and_their_labels_say_what_is_left_out(road):
+    for target in (margin, lambda output: margin(output)):
+        said = target.__name__
+        for method in ("transformer_attribution", "rollout"):
+            assert road(target, method).labels == (f"{said}; its sign does not matter",) * 2
+        assert road(target, "gae").labels == (f"{said}; {ONLY_FOR}",) * 2
+        assert road(target, "attnlrp").labels is None
+    square = road(lambda output: output[0, 3].square() + output[0, 5], "transformer_attribution")
+    assert square.labels != ("<lambda>; its sign does not matter",) * 2
+
+
+@pytest.mark.parametrize("target", [contrast(3, 5), [1, contrast(3, 5)]])
+def test_a_compiled_explainer_refuses_what_explain_refuses(target):
+    for method, said in (("transformer_attribution", OptionError), ("attnlrp", TargetError)):
+        explainer = relprop.compile(digit_scene_model(), IMAGES, method=method)
+        with pytest.raises(said, match="3 rather than 5"):
+            explainer(IMAGES, target)
+        assert torch.isfinite(explainer(IMAGES, 3).scores).all()
 
 
 def test_both_sides_are_named():

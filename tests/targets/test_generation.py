@@ -1,6 +1,7 @@
 """Every step of a generation equals ``explain`` on the input cut there, from one pass; samples end
 by themselves; nothing is disturbed."""
 
+import copy
 import re
 
 import pytest
@@ -64,6 +65,27 @@ def test_each_row_is_explain_on_what_came_before(make):
         )
         assert closeness(g.output[:, k], e.output) <= 1e-12 and float(e.scores.abs().max()) > 1e-3
         assert not g.scores[:, k, 5 + k :].any() and not g.row[:, k, 5 + k :].any()
+
+
+@pytest.mark.parametrize(("dtype", "apart"), [(torch.float64, EXACT), (torch.float32, 1e-3)])
+@pytest.mark.parametrize("name", [*CAUSAL, *SEQ2SEQ, "whisper"])
+def test_rows_and_explain_differ_by_rounding_alone(name, dtype, apart):
+    """As far as docs/targets.md says: sums over another number of positions round otherwise."""
+    model = copy.deepcopy(getattr(models, name)()).to(dtype)
+    chance, ids = torch.Generator().manual_seed(0), words(3, 4, seed=7)
+    inputs = {"input_ids": words(3, 5, seed=6)}
+    if name == "whisper":
+        inputs = {"input_features": torch.randn(3, 8, 20, generator=chance).to(dtype)}
+    g = relprop.explain_generation(model, inputs, output_ids=ids)
+    for k in (0, 2):
+        cut = {"input_ids": torch.cat([words(3, 5, seed=6), ids[:, :k]], 1)}
+        if name not in CAUSAL:
+            start = torch.full((3, 1), model.config.decoder_start_token_id)
+            cut = {**inputs, "decoder_input_ids": torch.cat([start, ids[:, :k]], 1)}
+        e = relprop.explain(model, cut, ids[:, k])
+        rows = [(s.scores, g[n].scores[:, k, : s.scores.shape[1]]) for n, s in e.streams.items()]
+        alone, row = (torch.cat(both, 1) for both in zip(*rows, strict=True))
+        assert bool(alone.any()) and closeness(row, alone) <= apart
 
 
 @pytest.mark.parametrize("make", CAUSAL.values(), ids=CAUSAL)
@@ -431,6 +453,32 @@ def test_a_pipeline():
         )
         <= EXACT
     )
+
+
+@pytest.mark.parametrize("form", ["text", "texts", "pipeline", "encoder"])
+def test_pairs_count_characters_of_what_was_typed(form):
+    """However often spaces stand in it; behind it stands the output."""
+    tok, typed = models.tokenizer(), "w5   w6\n\nw7 w8"
+    tok.padding_side, how = "left", {"max_new_tokens": 3, "generate": {"eos_token_id": None}}
+    model = models.t5() if form == "encoder" else models.llama()
+    if form == "pipeline":
+        model = hf.pipeline("text-generation", model=model, tokenizer=tok)
+    inputs = typed if form == "text" else [typed, "w9"]
+    g = relprop.explain_generation(
+        model, inputs, processor=None if form == "pipeline" else tok, **how
+    )
+    last = g.steps[-1]["input_ids"]
+    parts = [(typed.index(w), typed.index(w) + 2) for w in ("w6", "w8")]
+    by = parts if form == "text" else [parts, [(0, 2)]]
+    found, scores = (
+        last.segments(by).words(0),
+        dict(zip(last.tokens[0], last.scores[0].tolist(), strict=True)),
+    )
+    assert found == [("w6", scores["w6"]), ("w8", scores["w8"])]
+    (text, *_), said = last.streams["input_ids"].texts, g.labels[0]
+    assert text.text.startswith(typed)
+    if form != "encoder":
+        assert [text.text[a:b].strip() for a, b in text.spans[-2:]] == said[:2]
 
 
 # -- refused

@@ -1,11 +1,15 @@
 """A model that draws random numbers is explained for those that its own run drew, however it seeds
 them, and says that it draws."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import relprop
+from relprop.errors import CaptureError, ChanceWarning, RelpropError
 from tests.common.models import build, closeness, sample
 
 
@@ -39,6 +43,7 @@ def twice(n):
     return seeded(n) @ torch.rand(n, n, dtype=torch.float64)
 
 
+@pytest.mark.filterwarnings("ignore:the model draws by chance")
 @pytest.mark.parametrize("draw", [unseeded, seeded, shaped_like, twice], ids=lambda f: f.__name__)
 def test_the_graph_draws_what_the_model_drew(draw):
     model, x = Rotated(draw), sample()
@@ -55,10 +60,143 @@ def test_the_graph_draws_what_the_model_drew(draw):
         )
 
 
+@pytest.mark.filterwarnings("ignore:the model draws by chance")
 def test_check_says_where_numbers_are_drawn():
     report = relprop.check(Rotated(unseeded), sample())
     assert report.ok and len(report.draws) == 1 and "random numbers, drawn once: " in str(report)
     assert relprop.check(build(), sample()).draws == ()
+
+
+class Drawing(nn.Module):
+    """A text of numbers, of which ``way`` makes other numbers by chance; ``also`` is returned
+    beside the logits."""
+
+    def __init__(self, way, before=lambda: None, beside=False):
+        super().__init__()
+        self.inner, self.way, self.before, self.beside = build(), way, before, beside
+
+    def forward(self, x):
+        self.before()
+        drawn = self.way(x)
+        return {"logits": self.inner(x), "drawn": drawn} if self.beside else self.inner(drawn)
+
+
+def with_noise(x):
+    return x + torch.randn_like(x)
+
+
+def permuted_features(x):
+    return x[..., torch.randperm(x.shape[-1])]
+
+
+def dropped_by_bernoulli(x):
+    return x * torch.bernoulli(torch.full_like(x, 0.5))
+
+
+def by_exponential(x):
+    return x + torch.empty_like(x).exponential_()
+
+
+def by_gumbel(x):
+    return torch.nn.functional.gumbel_softmax(x, hard=True) + x
+
+
+def by_a_normal_with_means(x):
+    return x + torch.normal(torch.zeros(x.shape[-1]).double(), 1.0)
+
+
+def in_part(x):
+    noise = torch.zeros_like(x)
+    noise[:, 1:].uniform_(-1, 1)
+    return x + noise
+
+
+def by_multinomial(x):
+    return x[..., torch.multinomial(torch.full((x.shape[-1],), 0.2), x.shape[-1])]
+
+
+def by_numpy(x):
+    return x * float(np.random.rand())
+
+
+def by_python(x):
+    return x * random.random()
+
+
+def rarely(x):
+    return 2 * x if random.random() < 0.6 else x
+
+
+def read_by_python(x):
+    return 2 * x if float(torch.rand(())) < 0.6 else x
+
+
+def by_rand(x):
+    return x * (torch.rand_like(x) < 0.5)
+
+
+WAYS = [
+    with_noise,
+    permuted_features,
+    dropped_by_bernoulli,
+    by_exponential,
+    by_gumbel,
+    by_a_normal_with_means,
+    in_part,
+    by_multinomial,
+    by_numpy,
+    by_python,
+    rarely,
+    read_by_python,
+    by_rand,
+]
+
+
+def seed():
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda f: f.__name__)
+def test_a_draw_that_changes_the_output_is_said_and_the_advice_helps(way):
+    x = sample()[:1] + 1
+    model = Drawing(way)
+    seed()
+    states = random.getstate(), np.random.get_state()[2], torch.get_rng_state()
+    with pytest.warns(ChanceWarning, match="another draw changes its 'output' of sample 0 by"):
+        e = relprop.explain(model, x, 1)
+    assert states[:2] == (random.getstate(), np.random.get_state()[2])
+    assert torch.equal(states[2], torch.get_rng_state())
+    with torch.no_grad():
+        assert closeness(e.output, model(x)[:, 1]) <= 1e-12
+    with pytest.raises(RelpropError, match="by chance in eval mode"):
+        relprop.explain(model, x, 1, strict=True)
+    seeded = relprop.explain(Drawing(way, seed), x, 1, strict=True)  # the advice, followed
+    assert closeness(seeded.scores, e.scores) <= 1e-9
+
+
+@pytest.mark.parametrize("way", [by_exponential, by_numpy, by_rand], ids=lambda f: f.__name__)
+def test_a_draw_that_changes_another_output_alone_is_allowed(way):
+    model, x = Drawing(way, beside=True), sample()
+    e = relprop.explain(model, x, 1, strict=True)
+    with torch.no_grad():
+        assert closeness(e.output, model.inner(x)[:, 1]) <= 1e-12
+
+
+def test_numbers_drawn_by_an_input_are_refused_and_the_advice_helps():
+    x = sample()[:1]
+    with pytest.raises(CaptureError, match=r"torch\.rand_like\(p\) < p for torch.bernoulli\(p\)"):
+        relprop.explain(Drawing(lambda x: x * torch.bernoulli(x.sigmoid())), x, 1)
+    with pytest.warns(ChanceWarning):
+        relprop.explain(Drawing(lambda x: x * (torch.rand_like(x) < x.sigmoid())), x, 1)
+
+
+def test_a_generator_of_its_own_is_refused_and_the_advice_helps():
+    x = sample()[:1]
+    with pytest.raises(CaptureError, match="seed a generator of its own in its forward"):
+        relprop.explain(Drawing(lambda x: x * np.random.default_rng().random()), x, 1)
+    relprop.explain(Drawing(lambda x: x * np.random.default_rng(0).random()), x, 1, strict=True)
 
 
 class Noisy(nn.Module):
@@ -73,6 +211,7 @@ class Noisy(nn.Module):
         return self.inner(x + torch.randn_like(x))
 
 
+@pytest.mark.filterwarnings("ignore:the model draws by chance")
 def test_noise_on_every_sample_is_that_of_one():
     model, x = Noisy(), sample()
     torch.manual_seed(3)
@@ -97,6 +236,7 @@ class Chosen(nn.Module):
         return self.inner(torch.cat([x[:, places], x[:, :1]], 1))
 
 
+@pytest.mark.filterwarnings("ignore:the model draws by chance")
 @pytest.mark.parametrize("method", ["gradient_x_input", "lrp", "transformer_attribution"])
 def test_tokens_that_are_picked_by_chance_are_the_same_however_memory_is_saved(method):
     model, x = Chosen(), sample()
