@@ -227,7 +227,7 @@ def test_a_batch_in_one_array_is_its_pictures(road):
 @pytest.mark.parametrize(
     "what",
     [{"a": 1}, 3, np.zeros(5), np.zeros((2, 3, 4, 5, 6)), [None], [[RGB, RGB], [RGB]]],
-    ids=str,
+    ids=["mapping", "number", "one axis", "five axes", "none", "nested"],
 )
 def test_what_is_no_picture_is_refused(what):
     for road in ROADS:
