@@ -26,8 +26,7 @@ def is_picture(thing: Any) -> bool:
     a file's bytes."""
     if isinstance(thing, np.ndarray):
         sides = thing.shape[::2]
-        fits = thing.ndim == 2 or (thing.ndim == 3 and any(n in CHANNELS for n in sides))
-        return fits and thing.dtype.kind in "biuf"
+        return thing.ndim == 2 or (thing.ndim == 3 and any(n in CHANNELS for n in sides))
     return is_pil(thing) or isinstance(thing, (os.PathLike, bytes, bytearray))
 
 
@@ -52,7 +51,7 @@ def as_rgb(
         source, name = io.BytesIO(thing), name or f"{len(thing)} bytes"
         return _in(read_picture(source, name, upright=upright), channels)
     array = isinstance(thing, np.ndarray)
-    if not is_picture(thing):
+    if not is_picture(thing) or (array and thing.dtype.kind not in "biuf"):
         what = f"an array {list(thing.shape)} of {thing.dtype}" if array else type(thing)
         fact = f"{getattr(what, '__name__', what)} is no picture"
         then = ["a path, a file's bytes, a PIL image, or an array (H, W), (H, W, 3) of uint8"]

@@ -320,8 +320,8 @@ def judged(model: nn.Module, inputs: Inputs, verify: bool, call: Callable[[Input
     while True:
         try:
             done = call(inputs, judge)
-            for said in judge.to_tell:
-                warn(said)
+            for notice in judge.to_tell:
+                warn(notice)
             return done
         except _Shared as other:
             inputs = inputs.sharing(other.names)
