@@ -166,10 +166,15 @@ def _refuse_bad(
                 f"input {name!r} is inside of torch.vmap or torch.func: it has no values of its own"
             )
             raise InputError(fact, then=["explain outside of it; a batch is explained at once"])
-        if tensor.layout != torch.strided or tensor.is_nested:
-            kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-            then = [f"{name}.to_padded_tensor(0)" if tensor.is_nested else f"{name}.to_dense()"]
-            raise InputError(f"input {name!r} is a {kind} tensor; dense ones are needed", then=then)
+        layout = str(tensor.layout).removeprefix("torch.")
+        for kind, there, call in (
+            ("quantized", tensor.is_quantized, "dequantize()"),
+            ("nested", tensor.is_nested, "to_padded_tensor(0)"),
+            (layout, tensor.layout != torch.strided, "to_dense()"),
+        ):
+            if there:
+                fact = f"input {name!r} is a {kind} tensor; dense ones are needed"
+                raise InputError(fact, then=[f"{name}.{call}"])
         if tensor.dim() == 0 and tensor is tensors[0]:
             raise InputError(f"input {name!r} has no batch axis (its shape is [])")
         if tensor.dim() and tensor.shape[0] == 0:

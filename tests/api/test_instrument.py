@@ -174,7 +174,6 @@ def test_why_a_node_got_its_relevance(model):
             probe.why("blocks.*.mlp")
 
 
-@pytest.mark.filterwarnings("ignore::relprop.errors.ExplodedScoresWarning")
 @pytest.mark.parametrize("method", ["lrp", "attnlrp", "cp_lrp", "epsilon_lrp"])
 def test_relevance_starts_as_in_explain(model, method):
     """With 1, or with y_t by the rules of a method that does so; of a negative y_t, too."""

@@ -308,6 +308,7 @@ MASKS = {
 LAST = {"none": [6, 6, 6], "right": [6, 4, 3], "left": [6, 6, 6]}
 
 
+@pytest.mark.filterwarnings("ignore::relprop.errors.PaddingWarning")
 @pytest.mark.parametrize("padding", MASKS)
 @pytest.mark.parametrize("make", [gpt2, llama])
 def test_a_language_models_default_is_the_next_token_at_the_last_real_position(make, padding):
