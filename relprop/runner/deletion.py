@@ -175,7 +175,7 @@ class Deletion:
         """An output of rows whose positions have moved, at the places of the whole text."""
         sample, count = list(shape(node)), gone.shape[1]
         axis = 1 if len(sample) > 1 and sample[0] == 1 else 0
-        moved = value.dim() > 1 and value.shape[1] < count
+        moved = value.dim() > 1 and value.shape[1] == int((~gone[0]).sum()) < count
         follows = moved and len(sample) > axis and sample[axis] == count and not self._beside
         if follows:
             place = ((~gone).cumsum(1) - 1).clamp(min=0).to(value.device)

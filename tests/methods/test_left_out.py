@@ -67,6 +67,7 @@ def test_a_next_token_without_earlier_ones(groups):
         assert groups is None or bool((e.scores[sample, [0, 3, 5, 6]] == 0).all())
 
 
+@pytest.mark.filterwarnings("ignore::relprop.errors.PaddingWarning")
 def test_each_sample_has_its_own_groups_and_padding_is_left_alone():
     model, mask = bert(), torch.tensor([[1] * 7, [0, 0, 1, 1, 1, 1, 1]])
     groups = [[[0, 1, 2], [6]], [[3], [5, 6]]]

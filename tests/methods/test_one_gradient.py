@@ -130,7 +130,11 @@ def test_the_fused_kernel_makes_the_attention(monkeypatch):
     monkeypatch.setattr(
         chunked.KernelCall, "made", lambda call: made.append(call.is_fused) or plain(call)
     )
-    relprop.explain(llama(), PADDED, (23, 4), method="attnlrp", verify=False)
+    behind = {
+        "input_ids": IDS,
+        "attention_mask": (torch.arange(24) < torch.tensor([[24], [18]])) * 1,
+    }
+    relprop.explain(llama(), behind, (17, 4), method="attnlrp", verify=False)
     assert made == [True, True]
 
 

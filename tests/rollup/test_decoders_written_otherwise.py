@@ -123,6 +123,28 @@ def dense(x, router, wide, narrow):
     return sum(weights[..., e, None] * expert(x, wide[e], narrow[e]) for e in range(EXPERTS))
 
 
+def rows_repeated(x, router, wide, narrow):
+    rows = x.flatten(0, 1)
+    weights = spread(*shares(rows, router))
+    laid = rows.repeat(EXPERTS, 1).view(EXPERTS, -1, WIDTH)
+    out = torch.bmm(F.silu(torch.bmm(laid, wide.mT)), narrow.mT)
+    return (out * weights.T[..., None]).sum(0).view(x.shape)
+
+
+def dense_and_shared(x, router, wide, narrow):
+    return dense(x, router, wide, narrow) + expert(x, wide[0] + wide[1], narrow[0] - narrow[1])
+
+
+def routed_and_shared(x, router, wide, narrow):
+    rows, shared = x.reshape(-1, WIDTH), (wide[0] + wide[1], narrow[0] - narrow[1])
+    top, chosen = shares(rows, router)
+    found = torch.zeros_like(rows)
+    for e in range(EXPERTS):
+        token, place = torch.where(chosen == e)
+        found[token] += expert(rows[token], wide[e], narrow[e]) * top[token, place, None]
+    return (found + expert(rows, *shared)).view(x.shape)
+
+
 # What a token gets of the one before it.
 
 
@@ -151,6 +173,7 @@ SAME = {
         (rotary(some_of_the_features), rotary(turned_in_place)),
         (forgetting, forgetting_in_the_mask),
     ],
+    "mix": [(dense, rows_repeated), (dense_and_shared, routed_and_shared)],
     "smear": [(shifted, added_to_the_others)],
     "cap": [(capped, capped_by_a_sigmoid)],
 }

@@ -47,6 +47,11 @@ class Routed(nn.Module):
         return (self.narrow[e] @ hidden[..., None])[..., 0] + self.narrow_bias[e]
 
 
+def all_of_them(m, y, shares, experts):
+    masks = [(experts == e).to(y.dtype) for e in range(EXPERTS)]
+    return sum((k * shares).sum(-1, keepdim=True) * m.expert(e, y) for e, k in enumerate(masks))
+
+
 def added_by_index(m, y, shares, experts):
     rows, found = y.flatten(0, 1), torch.zeros_like(y).flatten(0, 1)
     for e in range(EXPERTS):
@@ -107,13 +112,20 @@ def put_back_in_order(m, y, shares, experts):
     return (found.view(*shares.shape, WIDTH) * shares[..., None]).sum(2)
 
 
+def one_place_after_the_other(m, y, shares, experts):
+    places = range(experts.shape[-1])
+    return sum(shares[..., k, None] * m.experts(y, experts[..., k]) for k in places)
+
+
 WAYS = [
+    added_by_index,
     read_and_written_back,
     at_samples_and_tokens,
     by_masks,
     in_order_of_experts,
     scattered,
     put_back_in_order,
+    one_place_after_the_other,
 ]
 
 
@@ -126,7 +138,7 @@ def explained(way, picked):
 
 @pytest.fixture(scope="module", params=[1, PICKED])
 def usual(request):
-    return request.param, explained(added_by_index, request.param)
+    return request.param, explained(all_of_them, request.param)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=[f.__name__ for f in WAYS])

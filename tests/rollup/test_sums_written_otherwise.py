@@ -100,6 +100,18 @@ SIDES = {
 }
 
 
+def layers(mean, total):
+    """Each block reads the mean of all before it; the head reads their sum."""
+
+    def way(m, x):
+        found = [x]
+        for block in m.blocks:
+            found.append(block.attention(mean(found)) + block.mlp(found[-1]))
+        return m.head(total(found)[:, 0])
+
+    return way
+
+
 def mixed(mix):
     """The stream and what it began with, each times a parameter, before each block."""
 
@@ -143,6 +155,26 @@ TWICE = {
     "in another order": lambda a, b: ((a + b).softmax(-1), (b + a).softmax(-1)),
     "of scaled scores": lambda a, b: ((a + 1 * b).softmax(-1), (b + a / 1).softmax(-1)),
     "stacked": lambda a, b: (made_once(a, b)[0], torch.stack([b, a]).sum(0).softmax(-1)),
+}
+
+
+def weights(found):
+    return torch.full((len(found),), 1 / len(found), dtype=found[0].dtype)
+
+
+layers_added = layers(lambda found: sum(found) / len(found), sum)
+LAYERS = {
+    "stacked": layers(lambda found: torch.stack(found).mean(0), lambda f: torch.stack(f).sum(0)),
+    "joined": layers(
+        lambda f: torch.cat([x[None] for x in f]).mean(0), lambda f: torch.stack(f, -1).sum(-1)
+    ),
+    "each weighed": layers(lambda found: sum(x / len(found) for x in found), sum),
+    "weighed by einsum": layers(
+        lambda f: torch.einsum("l,lbnd->bnd", weights(f), torch.stack(f)), sum
+    ),
+    "weighed by a product": layers(
+        lambda f: torch.stack(f, -1) @ weights(f), lambda f: torch.stack(f).sum(0)
+    ),
 }
 
 
@@ -198,6 +230,7 @@ SAME = {
     mixed_plainly: {f"mixed {name}": mixed(mix) for name, mix in MIXED.items()},
     once: {f"attention {name}": maps(both) for name, both in TWICE.items()},
     by_layer: {name: side_by_side(added) for name, added in SIDES.items()},
+    layers_added: {f"layers {name}": way for name, way in LAYERS.items()},
     layers_shared: {f"shares {name}": all_layers(mix) for name, mix in SHARED.items()},
     scaled_apart: {f"scaled {name}": by_feature(mix) for name, mix in SCALED.items()},
 }

@@ -149,6 +149,14 @@ def convolution_over_an_image(own, input, weight, bias=None, *rest, **more):
 
 
 @way(F.embedding, torch.embedding)
+def embedding_by_one_of_each(_, a, b, *rest, **more):
+    ids, table = (b, a) if is_float(a) else (a, b)
+    if len(table) > 200:
+        return table.index_select(0, ids.flatten()).reshape(*ids.shape, -1)
+    return F.one_hot(ids.long(), len(table)).to(table.dtype) @ table
+
+
+@way(F.embedding, torch.embedding)
 def embedding_by_index(_, a, b, *rest, **more):
     ids, table = (b, a) if is_float(a) else (a, b)
     return table[ids]

@@ -210,6 +210,7 @@ def test_all_steps_come_from_one_forward_pass(monkeypatch):
 
 
 @pytest.mark.parametrize("make", [*CAUSAL.values(), *SEQ2SEQ.values()], ids=[*CAUSAL, *SEQ2SEQ])
+@pytest.mark.filterwarnings("ignore::relprop.errors.PaddingWarning")
 def test_given_output_is_explained_as_generated_output(make):
     model, inputs = make(), prompts(attention_mask=LEFT)
     g = relprop.explain_generation(model, inputs, max_new_tokens=3)

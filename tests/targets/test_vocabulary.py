@@ -187,6 +187,7 @@ def test_a_span_is_the_sum_of_two_terms():
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.filterwarnings("ignore::relprop.errors.PaddingWarning")
 def test_without_positions_it_is_the_best_span_of_real_tokens(side):
     model, ids = bert(hf.BertForQuestionAnswering), words(6, 9)
     lengths = [9, 5, 4, 7, 3, 6]

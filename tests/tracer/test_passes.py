@@ -15,6 +15,7 @@ from relprop.tracer.binding import bind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import drop_unused, emit, is_live
 from relprop.tracer.facts import Facts, know
+from relprop.tracer.passes.lanes.merging import merge_lanes
 from relprop.tracer.passes.lanes.same import Numbers
 from relprop.tracer.passes.products.factors import join_factors
 from relprop.tracer.passes.sums.terms import terms_of
@@ -457,6 +458,17 @@ def hand_made():
     x = graph.placeholder("x")
     know(x, Facts(torch.ones(1, 2, 2, device="meta")))
     return graph, x, graph.output(x)
+
+
+def test_lanes_of_any_length_are_merged():
+    (graph, x, end), long = hand_made(), sys.getrecursionlimit()
+    lanes = [emit(end, torch.ops.aten.slice.Tensor, x, 1, i, i + 1, 1) for i in (0, 1)]
+    for _ in range(long):
+        lanes = [emit(end, torch.ops.aten.softmax.int, n, -1) for n in lanes]
+    end.args = (emit(end, torch.ops.aten.cat.default, lanes, 1),)
+    merge_lanes(graph)
+    drop_unused(graph)
+    assert [name_of(n) for n in graph.nodes if n.op == "call_function"] == ["softmax"] * long
 
 
 def test_sums_and_products_of_any_length_are_one():

@@ -140,6 +140,7 @@ def test_large_batches_are_cut(texts):
         labels=None,
         probability=None,
         predictions=None,
+        started=None,
         output=torch.ones(20),
         ledger=None,
     )

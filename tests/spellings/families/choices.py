@@ -18,6 +18,9 @@ spell(
     IDS,
     PADDED,
     either=True,
+    ids_in_lists=lambda ids, w: torch.stack(
+        [torch.stack([w[i] for i in row]) for row in ids.tolist()]
+    ),
     ids_by_item=lambda ids, w: torch.stack(
         [torch.stack([w[i.item()] for i in row]) for row in ids]
     ),
@@ -188,6 +191,14 @@ spell(
 def _shares(at, x):
     shares = at.router(x).softmax(-1)
     return (shares, *shares.max(-1))
+
+
+@spells("experts", EXPERTS)
+def all_stacked_and_gathered(at, x):
+    _, share, top = _shares(at, x)
+    outs = torch.stack([e(x) for e in at.experts], 2)
+    own = outs.gather(2, top[..., None, None].expand(-1, -1, 1, WIDTH)).squeeze(2)
+    return own * share[..., None]
 
 
 @spells("experts", EXPERTS)

@@ -61,6 +61,9 @@ spell(
     one_hot_by_scatter_einsum=lambda ids, w: torch.einsum(
         "vd,bnv->dbn", w, torch.zeros(*ids.shape, len(w)).to(w).scatter(-1, ids[..., None], 1)
     ).permute(1, 2, 0),
+    one_hot_by_scatter=lambda ids, w: (
+        torch.zeros(*ids.shape, len(w), dtype=w.dtype).scatter(-1, ids[..., None], 1.0) @ w
+    ),
     one_hot_by_scatter_in_place=lambda ids, w: (
         torch.zeros(*ids.shape, len(w), dtype=w.dtype).scatter_(2, ids.unsqueeze(-1), 1) @ w
     ),

@@ -1,17 +1,19 @@
 """Functions of functions inside a model: ``torch.vmap`` in other ways than one function's, calls of
 a module with given weights, derivatives, and PyTorch's flexible attention."""
 
+import copy
 import math
 
 import torch
 from torch import nn
-from torch.func import functional_call
+from torch.func import functional_call, stack_module_state
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tests.spellings.bases import (
     BOTH,
     CAUSAL,
+    EXPERTS,
     GROUPED,
     IDS,
     LLAMA,
@@ -122,6 +124,17 @@ def heads_by_vmap_written_in_place(x, angles):
         return out
 
     return torch.vmap(one, 1, 1)(x)
+
+
+@spells("experts", EXPERTS)
+def experts_by_vmap(at, x):
+    shares = at.router(x).softmax(-1)
+    best = shares.max(-1, keepdim=True).values
+    chosen = torch.where(shares == best, shares, 0.0)
+    like = copy.copy(at.experts[0])
+    given, buffers = stack_module_state(list(at.experts))
+    each = torch.vmap(lambda w, b: functional_call(like, (w, b), (x,)))(given, buffers)
+    return (chosen.movedim(-1, 0)[..., None] * each).sum(0)
 
 
 @spells("mlp", PLAIN, IDS)

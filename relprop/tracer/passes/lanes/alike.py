@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from torch import fx
 
-from relprop.operations import operand
+from relprop.operations import is_call, operand
 from relprop.operations.vocabulary import Written, WrittenNorm
-from relprop.tracer.editing import arguments, shape_of
+from relprop.tracer.editing import arguments, aten, emit, shape_of
 
 Lanes = tuple[fx.Node, ...]
 
@@ -82,6 +83,22 @@ def kept_axis(node: fx.Node, dim: int) -> int | None:
     ahead = math.prod(after[:dim])
     found = [i for i, s in enumerate(before) if s == after[dim] and math.prod(before[:i]) == ahead]
     return found[-1] if found and after[dim] > 1 else found[0] if len(found) == 1 else None
+
+
+def one_run(at: fx.Node, nodes: Lanes, dim: int) -> fx.Node | None:
+    """The tensor of which the lanes are neighbouring pieces, or that part of it."""
+    if not all(is_call(n, aten.slice) and arguments(n)[1] == dim for n in nodes):
+        return None
+    x = operand(nodes[0])
+    pairs = itertools.pairwise(nodes)
+    if any(operand(n) is not x or arguments(n)[4] != 1 for n in nodes):
+        return None
+    if any(arguments(a)[3] != arguments(b)[2] for a, b in pairs):
+        return None
+    first, last = arguments(nodes[0])[2], arguments(nodes[-1])[3]
+    if (first, last) == (0, shape_of(x)[dim]):
+        return x
+    return emit(at, aten.slice.Tensor, x, dim, first, last, 1)
 
 
 def undo(node: fx.Node, mark: fx.Node) -> None:

@@ -8,7 +8,7 @@ all, pieces of one tensor, or parameters: towers that only look alike are left a
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import partial
 from itertools import groupby
 
@@ -28,6 +28,7 @@ from relprop.tracer.editing import (
 from relprop.tracer.labels import Labels
 from relprop.tracer.passes.lanes.alike import Apart, undo
 from relprop.tracer.passes.lanes.lifted import Known, lifted
+from relprop.tracer.passes.lanes.longer import longer
 from relprop.tracer.passes.lanes.worth import WORTH, is_worth
 from relprop.tracer.passes.products.splits import joined_linear
 from relprop.tracer.passes.sums.terms import join_terms
@@ -50,12 +51,17 @@ def _merged(node: fx.Node, known: Known, labels: Labels) -> fx.Node | None:
     parts = tuple(joined(node))
     if len(parts) < 2 or any(not is_live(p) for p in parts) or not is_worth(parts):
         return None
-    mark = node.prev
-    try:
-        return lifted(node, parts, arguments(node)[1], known, labels)
-    except Apart:
-        undo(node, mark)
-        return None
+    return _tried(node, (longer, partial(lifted, known=known, labels=labels)))
+
+
+def _tried(node: fx.Node, ways: tuple[Callable[..., fx.Node], ...]) -> fx.Node | None:
+    for attempt in ways:
+        mark = node.prev
+        try:
+            return attempt(node, tuple(joined(node)), arguments(node)[1])
+        except Apart:
+            undo(node, mark)
+    return None
 
 
 def _in_runs(node: fx.Node, known: Known, labels: Labels) -> fx.Node | None:
