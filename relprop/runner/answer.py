@@ -36,8 +36,8 @@ from relprop.targets import Start
 from relprop.tracer.editing import val
 
 NO_RULES = "none"
-#: What to do where relevance explodes.
-STEADY = ["rules='attnlrp', 'cp_lrp' or 'lrp_gamma': they divide by no sum of products near 0"]
+#: Rule sets that divide by no sum of products near 0, where relevance explodes.
+STEADY = ("attnlrp", "cp_lrp", "lrp_gamma")
 #: How far rounding takes a sum of shares from 1.
 TOO_MUCH = 1e-3
 
@@ -83,7 +83,9 @@ def answer(
     begun = [abs(t.coefficient) * sizes(s) for t in terms for s in t.seeds.values()]
     found = replace(found, started=torch.stack(begun).sum(0).detach())
     if said := next(filter(None, found.exploded), ""):
-        warn(ExplodedScoresWarning(said, then=STEADY))
+        *some, last = (repr(n) for n in STEADY if n != found.rules)
+        then = f"rules={', '.join(some)} or {last}: they divide by no sum of products near 0"
+        warn(ExplodedScoresWarning(said, then=[then]))
     return found
 
 
