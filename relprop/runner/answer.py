@@ -76,8 +76,11 @@ def answer(
     read_by, outputs = run.part.prepared.processor, run.outputs(needs.program)
     names = names_of(needs.session, outputs, start.label, read_by)
     found = explained(numbers, described, start, names, Made.by(needs))
-    if not needs.walks:
-        return found
+    return _with_start(found, needs, run, start) if needs.walks else found
+
+
+def _with_start(found: Explanation, needs: Needs, run: Run, start: Start) -> Explanation:
+    """The same with what relevance started with. Warns where the scores are far beyond it."""
     by_value = needs.question.by.starts_with == "output"
     terms = start.contributions(run.outputs(needs.program)) if by_value else start.begun
     begun = [abs(t.coefficient) * sizes(s) for t in terms for s in t.seeds.values()]

@@ -17,6 +17,7 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import tensor_inputs
 from relprop.tracer.facts import Role, booked_as, decide_books, decide_role, facts_of, role
 from relprop.tracer.follow import depending
+from relprop.tracer.heads import split_heads
 from relprop.tracer.leaves import (
     ADDED,
     NOT_CHOSEN,
@@ -129,6 +130,8 @@ def _structure(
     axes = axes_below(graph, (roots or leaves).values(), constants)
     sites, without = find_sites(graph, axes, constants)
     if attend_to_constants(graph, axes, {softmax for softmax, _ in without}):
+        return _structure(graph, leaves, constants, roots)
+    if split_heads(graph, axes, sites, constants):
         return _structure(graph, leaves, constants, roots)
     return _Structure(axes, tuple(s for s in sites if s.contraction in below), without)
 

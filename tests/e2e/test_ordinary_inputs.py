@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas
+import PIL.Image
 import pytest
 import torch
 from PIL import Image
@@ -88,7 +89,8 @@ def followed(advice, road, row):
     """What is given instead, by an advice that is code; ``None`` for words."""
     given, name = row.given, MODELS.get(road)
     of_files = isinstance(given, tuple) and isinstance(given[0], str)
-    scope = {"np": np, "torch": torch, "relprop": relprop, "pandas": pandas, "input_0": given}
+    scope = {"np": np, "torch": torch, "relprop": relprop, "pandas": pandas, "PIL": PIL}
+    scope |= {"input_0": given, "sound": given}
     scope |= {"array": given} if hasattr(given, "__array__") else {}
     scope |= {"model": model(name), "processor": READS[name]} if name else {}
     scope["picture"] = Image.open(given[0]) if of_files and road != "labels" else given

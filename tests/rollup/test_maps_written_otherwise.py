@@ -1,5 +1,5 @@
-"""One attention map, however it is put together: scores with one beside them that is a parameter's,
-a triangle renormalised, pooled weights that are divided late."""
+"""One attention map, however it is put together: a triangle renormalised, pooled weights that are
+divided late."""
 
 import pytest
 import torch

@@ -399,29 +399,7 @@ def test_labels():
 
 
 def test_speech_is_generated_too():
-    model = models.ready(
-        hf.WhisperForConditionalGeneration(
-            hf.WhisperConfig(
-                vocab_size=31,
-                d_model=16,
-                encoder_layers=1,
-                decoder_layers=1,
-                encoder_attention_heads=2,
-                decoder_attention_heads=2,
-                encoder_ffn_dim=16,
-                decoder_ffn_dim=16,
-                num_mel_bins=8,
-                max_source_positions=20,
-                max_target_positions=20,
-                pad_token_id=PAD,
-                bos_token_id=START,
-                eos_token_id=END,
-                decoder_start_token_id=START,
-                suppress_tokens=None,
-                begin_suppress_tokens=None,
-            )
-        )
-    )
+    model = models.whisper(1, 16, 20)
     sound = torch.randn(2, 8, 40, dtype=torch.float64)
     g = relprop.explain_generation(model, {"input_features": sound}, max_new_tokens=3)
     decoder = torch.cat([torch.full((2, 1), START), g.ids[:, :-1].clamp(min=0)], 1)

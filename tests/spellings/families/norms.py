@@ -182,10 +182,6 @@ spell(
     scale_inside=lambda x, w, b: (w * _centred(x)) / torch.sqrt(_variance(x) + EPS) + b,
     scale_on_the_root=lambda x, w, b: _centred(x) * (w * torch.rsqrt(_variance(x) + EPS)) + b,
     scale_under_the_root=lambda x, w, b: _centred(x) / (torch.sqrt(_variance(x) + EPS) / w) + b,
-    scale_by_a_diagonal=lambda x, w, b: F.layer_norm(x, (WIDTH,), eps=EPS) @ torch.diag(w) + b,
-    scale_by_a_diagonal_linear=lambda x, w, b: F.linear(
-        F.layer_norm(x, (WIDTH,), eps=EPS), torch.diag_embed(w), b
-    ),
     bias_inside=lambda x, w, b: (
         (_centred(x) * w + b * torch.sqrt(_variance(x) + EPS)) / torch.sqrt(_variance(x) + EPS)
     ),
@@ -194,9 +190,6 @@ spell(
         + (b - _mean(x) * w * torch.rsqrt(_variance(x) + EPS))
     ),
     addcdiv=lambda x, w, b: torch.addcdiv(b, _centred(x) * w, torch.sqrt(_variance(x) + EPS)),
-    baddbmm_with_a_diagonal=lambda x, w, b: torch.baddbmm(
-        b, F.layer_norm(x, (WIDTH,), eps=EPS), torch.diag(w).expand(len(x), -1, -1)
-    ),
     affine_by_a_grouped_convolution=lambda x, w, b: (
         F.conv1d(F.layer_norm(x, (WIDTH,), eps=EPS).mT, w[:, None, None], b, groups=WIDTH).mT
     ),
@@ -352,7 +345,6 @@ spell(
         )
         * w
     ),
-    diagonal=lambda x, w: F.rms_norm(x, (WIDTH,), eps=EPS) @ torch.diag(w),
     expanded=lambda x, w: F.rms_norm(x, (WIDTH,), eps=EPS) * w.expand_as(x),
 )
 

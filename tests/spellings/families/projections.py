@@ -61,9 +61,6 @@ spell(
     mm_then_reshape_then_bias=lambda x, w, b: _flat(x).mm(w.t()).reshape(*x.shape[:2], -1) + b,
     product_and_sum=lambda x, w, b: (x[:, :, None] * w).sum(-1) + b,
     product_and_sum_over_an_inner_axis=lambda x, w, b: (x[..., None] * w.T).sum(2) + b,
-    product_and_sum_bias_among_the_terms=lambda x, w, b: torch.cat(
-        [x[:, :, None] * w, b[:, None].expand(*x.shape[:2], -1, 1)], -1
-    ).sum(-1),
     product_and_mean=lambda x, w, b: (x[:, :, None] * w).mean(-1) * x.shape[-1] + b,
     vecdot=lambda x, w, b: torch.linalg.vecdot(x[:, :, None], w) + b,
     two_halves_of_the_inputs=lambda x, w, b: (

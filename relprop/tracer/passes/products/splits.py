@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.operations import MOVES, is_call, kind, operand
+from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
@@ -27,12 +28,17 @@ from relprop.tracer.passes.sums.terms import added, folded, join_terms
 
 
 def join_split_inputs(graph: fx.Graph, constants: Constants) -> None:
-    """Σ W_i x_i over parts W_i of the columns of one matrix → W x."""
+    """Σ W_i x_i over parts x_i of the features of one tensor, or over parts W_i of the columns of
+    one matrix → W x."""
+
+    def first(n: fx.Node) -> fx.Node | None:
+        return _ways_up(operand(n))[-1] if _is_map(n) else None
 
     def matrix(n: fx.Node) -> fx.Node | None:
         whole = _ways_up(arguments(n)[1])[-1] if _is_map(n) else None
         return None if whole is None or is_live(whole) or whole is arguments(n)[1] else whole
 
+    join_terms(graph, first, lambda at, parts: _joined(at, parts, Labels(constants)))
     join_terms(graph, matrix, lambda at, parts: _of_columns(at, parts, Labels(constants)))
 
 
@@ -67,6 +73,36 @@ def _ways_up(x: fx.Node) -> list[fx.Node]:
     return way
 
 
+def _joined(at: fx.Node, parts: list[fx.Node], labels: Labels) -> fx.Node | None:
+    """The sum of some linear maps as one of all that they read of one tensor, in its order: of the
+    first that it was, or, where that has more positions, of the last that it was in all maps."""
+    ways = [_ways_up(operand(p)) for p in parts]
+    last = next(n for n in ways[0] if all(n in way for way in ways))
+    for source in dict.fromkeys((ways[0][-1], last)):
+        made = _joined_from(source, at, parts, labels)
+        if made is not None:
+            return made
+    return None
+
+
+def _joined_from(
+    source: fx.Node, at: fx.Node, parts: list[fx.Node], labels: Labels
+) -> fx.Node | None:
+    xs = _all_places([operand(p) for p in parts], source, labels)
+    if xs is None or len({x.shape[:-1] for x in xs}) > 1:
+        return None
+    beside = torch.cat(xs, -1)
+    apart = beside.unique().numel() == beside.numel() > 0
+    if not apart or not _are_features(beside, source):
+        return None
+    order = beside.flatten(0, -2)[0].argsort()
+    x = _placed(at, source, beside[..., order])
+    if x is None:
+        return None
+    weight = _beside(at, [arguments(p)[1] for p in parts], order, labels)
+    return emit(at, aten.linear.default, x, weight, *_bias(at, parts))
+
+
 def _of_columns(at: fx.Node, parts: list[fx.Node], labels: Labels) -> fx.Node | None:
     """The sum of some linear maps by columns of one matrix as the map of their operands side by
     side; ``None`` where the columns do not lie side by side."""
@@ -82,6 +118,22 @@ def _of_columns(at: fx.Node, parts: list[fx.Node], labels: Labels) -> fx.Node | 
         return None
     x = emit(at, aten.cat.default, [operand(parts[i]) for i in order], rank(operand(parts[0])) - 1)
     return emit(at, aten.linear.default, x, weight, *_bias(at, parts))
+
+
+def _beside(at: fx.Node, weights: list[fx.Node], order: Tensor, labels: Labels) -> fx.Node:
+    """Columns of matrices in their new order: of one matrix that was cut, that matrix."""
+    sources = {_ways_up(w)[-1] for w in weights}
+    if len(sources) == 1:
+        source = sources.pop()
+        columns = _all_places(weights, source, labels)
+        if columns is not None:
+            made = _placed(at, source, torch.cat(columns, 1)[:, order])
+            if made is not None:
+                return made
+    weight = emit(at, aten.cat.default, weights, 1)
+    if torch.equal(order, torch.arange(len(order))):
+        return weight
+    return emit(at, aten.index.Tensor, weight, [None, emit(at, Held(order))])
 
 
 def _all_places(xs: list[fx.Node], source: fx.Node, labels: Labels) -> list[Tensor] | None:
@@ -106,6 +158,15 @@ def _places(x: fx.Node, source: fx.Node, labels: Labels) -> Tensor | None:
             return None
         x, known = node, pushed
     return known - 1
+
+
+def _are_features(places: Tensor, source: fx.Node) -> bool:
+    """Whether numbers are some features of every position: single tokens that a head reads, each
+    by a map of its own, are two."""
+    along = torch.unravel_index(places.flatten(), shape_of(source))[:-1]
+    return all(
+        len(i.unique()) == size for i, size in zip(along, shape_of(source)[:-1], strict=True)
+    )
 
 
 def _placed(at: fx.Node, source: fx.Node, places: Tensor) -> fx.Node | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.errors import CaptureError, message
-from relprop.operations import Kind, argument, kind
+from relprop.operations import Kind, argument, is_call, kind
 from relprop.tracer.editing import (
     applied,
     arguments,
@@ -31,6 +31,8 @@ def put_back(at: fx.Node, whole: fx.Node, part: fx.Node, view: fx.Node) -> fx.No
     what, shape = kind(view), shape_of(whole)
     if what is Kind.RESHAPE or (what is Kind.EXPAND and val(view).numel() == math.prod(shape)):
         return reshaped(at, part, shape)
+    if what is Kind.COMPLEX:
+        return _complex_again(at, whole, part, view)
     if what is Kind.PERMUTE:
         order = order_of(view)
         return permuted(at, part, [order.index(i) for i in range(len(order))])
@@ -43,6 +45,24 @@ def put_back(at: fx.Node, whole: fx.Node, part: fx.Node, view: fx.Node) -> fx.No
     if what is Kind.SLICE and not any(isinstance(a, fx.Node) for a in arguments(view)[1:]):
         return _put_slice(at, whole, part, view)
     return _put_by_index(at, whole, part, view)
+
+
+def _complex_again(at: fx.Node, whole: fx.Node, part: fx.Node, view: fx.Node) -> fx.Node:
+    """A complex tensor whose real or imaginary part, or both as real numbers, are ``part``; or real
+    numbers read as a complex one."""
+    if is_call(view, aten.view_as_complex):
+        return emit(at, aten.view_as_real.default, part)
+    if is_call(view, aten.conj, aten._conj):
+        return emit(at, aten.conj_physical.default, part)
+    if is_call(view, aten.view_as_real):
+        sides = [emit(at, aten.select.int, part, rank(part) - 1, i) for i in (0, 1)]
+    elif not val(whole).is_complex():
+        return part
+    elif is_call(view, aten.real):
+        sides = [part, emit(at, aten.imag.default, whole)]
+    else:
+        sides = [emit(at, aten.real.default, whole), part]
+    return emit(at, aten.complex.default, *sides)
 
 
 def put(at: fx.Node, whole: fx.Node, part: fx.Node, dim: int, start: int, end: int) -> fx.Node:
