@@ -61,8 +61,9 @@ class Row:
         number = _number(value)
         whole = None if number is None or not number.is_integer() else int(number)
         text = "" if value is None else str(value)
-        truths = [text.lower(), text.title()] if _is_truth(value) else []
-        for name in (text, str(whole), *truths):
+        bare = text.strip()
+        truths = [bare.lower(), bare.title()] if _is_truth(value) else []
+        for name in (text, bare, str(whole), *truths):
             if name in named:
                 return named.index(name)
         if unlabelled(value):
@@ -177,7 +178,7 @@ def class_names(values: Iterable[Any]) -> tuple[str, ...] | None:
     found = [v for v in values if not _is_missing(v) and not _is_several(v)]
     numbers = {_number(value) for value in found}
     if None in numbers:
-        return tuple(sorted({str(v) for v in found if not unlabelled(v)}))
+        return tuple(sorted({str(v).strip() for v in found if not unlabelled(v)}))
     if fractions := [v for v in found if not (_number(v) or 0.0).is_integer()]:
         names = tuple(sorted(set(map(str, found))))
         named = [f"classes={names}   # if they are names"] if len(names) <= 8 else []
@@ -203,11 +204,11 @@ def unlabelled(value: Any) -> bool:
 
 
 def _is_missing(value: Any) -> bool:
-    return value is None or str(value).lower() in ("", "nan")
+    return value is None or str(value).strip().lower() in ("", "nan")
 
 
 def _is_truth(value: Any) -> bool:
-    return str(value).lower() in ("true", "false")
+    return str(value).strip().lower() in ("true", "false")
 
 
 def _is_several(value: Any) -> bool:
@@ -226,8 +227,8 @@ def _number(value: Any) -> float | None:
     """A number, or a text that is one in full: 2, "2", "2.0", "+1", "1e1"; 0 and 1 for what is true
     or not."""
     if _is_truth(value):
-        return float(str(value).lower() == "true")
-    return float(str(value)) if re.fullmatch(NUMBER, str(value)) else None
+        return float(str(value).strip().lower() == "true")
+    return float(str(value)) if re.fullmatch(NUMBER, str(value).strip()) else None
 
 
 def _is_list(value: Any) -> bool:

@@ -140,7 +140,9 @@ def _made_of(thing: object) -> list[str]:
     if hasattr(thing, "convert"):
         return ["processor= reads pictures: relprop.explain(model, picture, processor=...)"]
     if hasattr(thing, "__array__"):
-        return ["torch.as_tensor(array, dtype=torch.float32), or processor= if it is a picture"]
+        whole = getattr(getattr(thing, "dtype", None), "kind", "") in ("i", "u")
+        dtype = "int64" if whole else "float32"
+        return [f"torch.as_tensor(array, dtype=torch.{dtype}), or processor= if it is a picture"]
     return []
 
 

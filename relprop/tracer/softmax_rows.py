@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor, fx
 
 from relprop.operations import ELEMENTWISE, Kind, argument, integers, kind, operand
-from relprop.tracer.editing import rank, val
+from relprop.tracer.editing import arguments, rank, val
 from relprop.tracer.follow import follow
 from relprop.tracer.labels import Labels, rows
 
@@ -58,13 +58,19 @@ def rows_after(
 
 
 def _stays_in_its_row(node: fx.Node, source: fx.Node, axis: int, labels: Labels) -> bool:
-    """Whether elements are picked along the rows, or put at places of their rows among zeros, by an
-    index that may depend on the input."""
+    """Whether whole rows are picked, or elements along the rows, or these put at places of their
+    rows among zeros, by an index that may depend on the input."""
+    if kind(node) is Kind.INDEX and source is operand(node):
+        places = [(i, index) for i, index in enumerate(arguments(node)[1]) if index is not None]
+        return len(places) == 1 and val(places[0][1]).dim() == 1 and places[0][0] != axis
     if kind(node) not in (Kind.GATHER, Kind.WRITE, Kind.INDEXED_SUM):
         return False
     dim, base = argument(node, "dim"), operand(node)
-    if not isinstance(dim, int) or dim % rank(node) != axis:
+    if not isinstance(dim, int):
         return False
+    if dim % rank(node) != axis:
+        one_for_all = val(argument(node, "index")).stride(axis) == 0
+        return kind(node) is Kind.GATHER and source is base and one_for_all
     if kind(node) is Kind.GATHER:
         return source is base
     zeros = None if source is base else labels.constant(base)

@@ -428,8 +428,3 @@ table(
     signs=no(lines("text,label\none,1\ntwo,-1\n"), "labels are -1 and 1"),
     fractions=no(lines("text,label\none,0.5\ntwo,1\n"), "numbers with fractions"),
 )
-#: What is wrong today; a row leaves this when it is mended (strict).
-FAULTS = {
-    "my ids: array": "the advice makes floats of whole numbers",
-    "labels: spaces": "' 1' is taken for a name",
-}

@@ -17,7 +17,7 @@ from PIL import Image
 import relprop
 from relprop.errors import RelpropError, RelpropWarning, UnforeseenError
 from tests.common.models import closeness
-from tests.e2e.ordinary_inputs import FAULTS, ROWS
+from tests.e2e.ordinary_inputs import ROWS
 from tests.e2e.ordinary_roads import READS, ROADS, file, model, written
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -53,11 +53,7 @@ def assert_same(found, road, row):
             assert one == other
 
 
-def marks(name):
-    return [pytest.mark.xfail(strict=True, reason=FAULTS[name])] if name in FAULTS else []
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in ROWS])
+@pytest.mark.parametrize("name", ROWS)
 def test_ordinary(name, monkeypatch):
     road, row = ROWS[name]
     if row.error is None:

@@ -98,9 +98,9 @@ def near(way):
     return attend
 
 
-def explained(attend, methods):
+def explained(attend, methods, made=Attending):
     torch.manual_seed(0)
-    model, x = Attending(attend).double().eval(), torch.randn(2, TOKENS, 6, dtype=torch.float64)
+    model, x = made(attend).double().eval(), torch.randn(2, TOKENS, 6, dtype=torch.float64)
     comparison = relprop.compare(model, x, methods, target=1)
     return {m: comparison[m].scores for m in methods}
 
@@ -127,3 +127,36 @@ def test_fixed_neighbours_of_each_head(way, hidden):
     methods = [m for m in METHODS if m != "attention_grad"]
     for method, found in explained(near(way), methods).items():
         torch.testing.assert_close(found, hidden[near_hidden][method], rtol=0, atol=1e-10)
+
+
+def rows(x, where, dim):
+    """The rows that are picked for each sample, of every head."""
+    wide = where.reshape(len(where), *[1] * (dim - 1), KEPT, *[1] * (x.dim() - dim - 1))
+    return x.gather(dim, wide.expand(*x.shape[:dim], KEPT, *x.shape[dim + 1 :]))
+
+
+def of_maps(q, k, v, where):
+    return rows(scores(q, k).softmax(-1), where, 2) @ v
+
+
+def of_queries(q, k, v, where):
+    return scores(rows(q, where, 2), k).softmax(-1) @ v
+
+
+class Sampling(Attending):
+    """Keeps the rows of the largest tokens, whose number is less: adaptive token sampling (Fayyaz
+    et al., ECCV 2022, in vit-pytorch)."""
+
+    def forward(self, x):
+        x = self.enter(x) + self.place
+        where = x.norm(dim=-1).topk(KEPT).indices
+        parts = self.qkv[0](self.norms[0](x)).view(len(x), TOKENS, 3, HEADS, -1)
+        mixed = self.attend(*parts.permute(2, 0, 3, 1, 4), where).transpose(1, 2).flatten(2)
+        return self.head((rows(x, where, 1) + self.out[0](mixed)).mean(1))
+
+
+def test_whole_rows_of_a_map_picked_by_what_the_model_computes():
+    found, reference = (explained(way, METHODS, Sampling) for way in (of_maps, of_queries))
+    for method in METHODS:
+        assert reference[method].any()
+        torch.testing.assert_close(found[method], reference[method], rtol=0, atol=1e-10)

@@ -38,6 +38,18 @@ def ids(vocabulary, *shape, seed=1):
     return torch.from_numpy(np.random.default_rng(seed).integers(0, vocabulary, shape))
 
 
+class Seeded(torch.nn.Module):
+    """A model that draws by chance in eval mode, from one seed in each of its forward passes."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        torch.manual_seed(0)
+        return self.model(x)
+
+
 class Sentences(torch.nn.Module):
     """A sentence encoder of sentence-transformers, whose own forward takes one dict; with ids alone
     unless ``whole``. It is read from a folder, since its modules are made from folders only."""

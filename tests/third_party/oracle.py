@@ -22,9 +22,9 @@ CONTRACTIONS = {"Bmm", "Baddbmm", "Mm", "Addmm", "Mv", "Dot"}
 #: What may stand between a softmax and the contraction that reads it. Moves leave A as it is;
 #: others (a sink cut off, heads mixed) make another map, which is the contraction's operand.
 MOVES = {"View", "UnsafeView", "ReshapeAlias", "Expand", "Transpose", "Permute", "T", "Clone"}
-MOVES |= {"ToCopy", "Unsqueeze", "Squeeze", "Split", "Unbind", "Select"}
+MOVES |= {"ToCopy", "Unsqueeze", "Squeeze", "Split", "Unbind", "Select", "Alias"}
 CHANGES = {"Slice", "Cat", "Stack", "ConstantPadNd", "Mul", "Div", "Add", "Sub", "MaskedFill"}
-CHANGES |= {"Where", "Index", "Convolution", "NativeLayerNorm"}
+CHANGES |= {"Where", "Index", "Gather", "Convolution", "NativeLayerNorm"}
 
 
 class Map(NamedTuple):
