@@ -106,7 +106,7 @@ class MixedSamplesWarning(RelpropWarning):
 
 
 class PaddingWarning(RelpropWarning):
-    """The model's output for a text that is padded before it is another than for the text alone."""
+    """The model's output for a padded text or recording is another than for it alone."""
 
 
 class ProbabilityWarning(RelpropWarning):

@@ -3,6 +3,7 @@ up, and y_t is read where its position has gone."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -78,17 +79,25 @@ class Deletion:
     def _text(self) -> Tensor:
         return self.inputs.tensors[self.inputs.names.index(self.name)]
 
+    @property
+    def _own(self) -> str:
+        """What the names of its mask and its like begin with."""
+        return re.sub(r"input_\w+$", "", self.name)
+
     @cached_property
     def _seen(self) -> Tensor:
         """Which positions of each sample are no padding, by the text's own mask."""
-        name = self.name.removesuffix("input_ids") + ALONGSIDE[0]
+        name = self._own + ALONGSIDE[0]
         if name not in self._alongside:
             return torch.ones(self._text.shape, dtype=torch.bool)
         return self.inputs.tensors[self.inputs.names.index(name)].cpu() != 0
 
-    def padded_left(self) -> int | None:
-        """The first sample with padding before its text; ``None`` if none has."""
-        padded = (~self._seen[:, 0] & self._seen.any(1)).nonzero()
+    def padded(self) -> int | None:
+        """The first sample with padding beside its text, before it if any has; ``None`` if none
+        has."""
+        some = self._seen.any(1)
+        before, beside = ~self._seen[:, 0] & some, ~self._seen.all(1) & some
+        padded = (before if before.any() else beside).nonzero()
         return int(padded[0]) if len(padded) else None
 
     def alone(self, sample: int) -> Values:
@@ -144,7 +153,7 @@ class Deletion:
         ones that go by their names, and the fewest others with which the model reads a text of
         another length (the second text of a pair stays whole)."""
         both = zip(self.inputs.names, self.inputs.tensors, self.inputs.batched, strict=True)
-        count, own = self._text.shape[1], self.name.removesuffix("input_ids")
+        count, own = self._text.shape[1], self._own
         found = {
             name
             for name, tensor, batched in both

@@ -30,11 +30,10 @@ from relprop.tracer.run import execute
 
 #: How far y_t of a padded text may be from that of the text alone, of the largest y_t.
 OFF = 1e-3
-NUMBERED = [
+NUMBERED = (
     "say where its text begins, if the model takes that: "
-    "position_ids=(attention_mask.cumsum(1) - 1).clamp(min=0)",
-    "or explain each text alone, without padding",
-]
+    "position_ids=(attention_mask.cumsum(1) - 1).clamp(min=0)"
+)
 
 
 def input_streams(program: Program, leaves: Mapping[str, fx.Node]) -> tuple[Stream, ...]:
@@ -111,26 +110,28 @@ class InputStudy(Study):
         return found.to(self.home)
 
     def tell_padding(self) -> None:
-        """Say, once per program, where y_t of a text that is padded before it is another than y_t
-        of the text alone. A run that is recorded looks at no values."""
-        texts = (n for n in self.leaves if not is_recorded() and is_text(self.run.inputs, n))
-        for name in texts:
-            deletion = Deletion(self.program, self.session.model, self.run.inputs, name)
-            sample = deletion.padded_left()
-            first = self.program.memo.first_time
+        """Say, once per program, where y_t of a padded text or recording is another than y_t of it
+        alone. A run that is recorded looks at no values."""
+        inputs, first = self.run.inputs, self.program.memo.first_time
+        for name in self.leaves:
+            flat = not is_recorded() and inputs.tensors[inputs.names.index(name)].dim() == 2
+            deletion = Deletion(self.program, self.session.model, inputs, name)
+            sample = deletion.padded() if flat else None
             if sample is None or not (is_strict() or first(f"padding of {name}")):
                 continue
             with suppress(OptionError):  # the model reads no other length
                 values = deletion.alone(sample).items()
-                spread = {n: v.expand(self.run.inputs.batch, *v.shape[1:]) for n, v in values}
+                spread = {n: v.expand(inputs.batch, *v.shape[1:]) for n, v in values}
                 alone, y = float(self.scalar(spread)[sample]), float(self.start.scalars[sample])
                 if abs(alone - y) > OFF * max(abs(alone), float(self.start.scalars.abs().max())):
-                    at = sample + self.run.part.first
                     fact = (
-                        f"padding before the text changes what the model says: y of sample {at} is "
-                        f"{y:.4g}, and {alone:.4g} of its {name!r} without padding"
+                        f"padding changes what the model says: y of sample "
+                        f"{sample + self.run.part.first} is {y:.4g}, and {alone:.4g} of its "
+                        f"{name!r} without padding"
                     )
-                    warn(PaddingWarning(fact, then=NUMBERED))
+                    numbered = [NUMBERED] if is_text(inputs, name) else []
+                    then = [*numbered, f"explain each sample's {name!r} alone, without padding"]
+                    warn(PaddingWarning(fact, then=then))
 
     def embed(self, name: str, ids: Tensor) -> Tensor:
         """The embeddings of other ids of input ``name``. Raises ``OptionError`` if the input is not

@@ -1,6 +1,8 @@
 """Sound and time series: which stretch of the recording a token was made from, in steps and in
 seconds."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ import transformers
 import relprop
 from relprop.adapters.processing import processed
 from relprop.adapters.sound import measured_clock
-from relprop.errors import InputError
+from relprop.errors import InputError, PaddingWarning
 
 SMALL = {
     "hidden_size": 16,
@@ -115,7 +117,7 @@ def test_a_waveforms_tokens_are_25_milliseconds_every_20(norm):
 
 
 def test_padding_of_a_shorter_recording_is_no_content():
-    model = wave_model(num_labels=3)
+    model = wave_model(num_labels=3, feat_extract_norm="layer")
     extractor = transformers.Wav2Vec2FeatureExtractor(return_attention_mask=True)
     e = relprop.explain(model, [sound(8000), sound(4200, 1)], 1, processor=extractor)
     middles = e.spans[:, 0].mean(1)
@@ -129,7 +131,10 @@ def test_recordings_of_two_lengths_are_told_apart_from_their_padding(norm, maske
     model, given = wave_model(feat_extract_norm=norm, num_labels=3), [sound(8000), sound(4000, 1)]
     options = {} if masked is None else {"return_attention_mask": masked}
     extractor = transformers.Wav2Vec2FeatureExtractor(**options)
-    both = relprop.explain(model, given, 1, processor=extractor, method="rollout").scores
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", PaddingWarning)
+        both = relprop.explain(model, given, 1, processor=extractor, method="rollout").scores
+    assert ("without padding" in "".join(str(w.message) for w in said)) == (norm == "group")
     alone = relprop.explain(model, given[1], 1, processor=extractor, method="rollout").scores
     length = alone.shape[1]
     assert not both[1, length:].any()
