@@ -91,6 +91,11 @@ class GenericRuleWarning(RelpropWarning):
     conserve relevance."""
 
 
+class UnrecognisedWarning(RelpropWarning):
+    """The model holds attention that is no softmax, which methods over attention pass as plain
+    products and do not count."""
+
+
 class UnusedRuleWarning(RelpropWarning):
     """A rule was added for a key that no operation has which relevance passes."""
 

@@ -33,6 +33,7 @@ from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.program import describe, is_floating, place
 from relprop.tracer.run import execute
 from relprop.tracer.surroundings import undisturbed
+from relprop.tracer.unrecognised import other_attention
 
 
 @guarded
@@ -76,8 +77,10 @@ def check(
                 session.program, model, session.rules, starts, wanted, on_unknown="collect"
             )
             report = _report(session, plan, starts)
+            other = other_attention(session.program, model, one)
             return replace(
                 report,
+                unrecognised=tuple(map(describe, other)),
                 memory=_memory(session, bound.batch) if report.ok else (),
                 compared=judge.said,
                 texts=any(is_text(bound, name) for name in session.program.leaves),

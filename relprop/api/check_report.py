@@ -84,6 +84,7 @@ class Report(Captured, Arrival):
     rows: tuple[Row, ...] = ()
     sites: tuple[str, ...] = ()
     softmaxes_without_site: tuple[str, ...] = ()
+    unrecognised: tuple[str, ...] = ()
     generic: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     hidden_sites: tuple[str, ...] = ()
@@ -154,6 +155,10 @@ class Report(Captured, Arrival):
         """A line for everything that is not as one would expect."""
         for title, entries in (
             ("no site", self.softmaxes_without_site),
+            (
+                "attention without a softmax",
+                self.unrecognised,
+            ),
             ("generic rule", self.generic),
             ("UNKNOWN", self.unknown),
             ("hidden site", self.hidden_sites),

@@ -20,6 +20,7 @@ from relprop.views.regions import token_places
 FACTS = {
     "attention_sites": "attention sites",
     "softmaxes_without_site": "softmaxes that are no attention",
+    "unrecognised": "attention without a softmax, not counted",
     "decisions": "branches decided at capture",
     "generic": "operations by the generic rule",
     "inputs_without_attention": "inputs past all attention",

@@ -15,12 +15,15 @@ from relprop.errors import (
     OptionError,
     RelpropError,
     RollUpWarning,
+    UnrecognisedWarning,
     ZeroScoresWarning,
+    is_strict,
     warn,
 )
 from relprop.explanation import Block, Explanation, TokenScores
 from relprop.interpreter.ledger import Ledger
 from relprop.interpreter.points import sizes
+from relprop.operations.looking import is_recorded
 from relprop.rollup import Stream
 from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.describe import Names, names_of, tokens_described
@@ -34,10 +37,18 @@ from relprop.runner.sweep import Gradients
 from relprop.runner.values import Found, SiteValues, TokenMap
 from relprop.targets import Start
 from relprop.tracer.editing import val
+from relprop.tracer.facts import describe
+from relprop.tracer.unrecognised import other_attention
 
 NO_RULES = "none"
 #: Rule sets that divide by no sum of products near 0, where relevance explodes.
 STEADY = ("attnlrp", "cp_lrp", "lrp_gamma")
+#: Attention that is not recognised, and what can be done.
+NONE = "weights over tokens that sum to 1 and come from no softmax"
+INSTEAD = (
+    "a method at the input reads every operation: method='attnlrp', 'gradient_x_input'",
+    "or replace the weights by torch.softmax, if they are one in other words",
+)
 #: How far rounding takes a sum of shares from 1.
 TOO_MUCH = 1e-3
 
@@ -75,8 +86,30 @@ def answer(
         check_numbers(numbers, lambda: None, over_attention=False)
     read_by, outputs = run.part.prepared.processor, run.outputs(needs.program)
     names = names_of(needs.session, outputs, start.label, read_by)
-    found = explained(numbers, described, start, names, Made.by(needs))
+    made, seen = Made.by(needs), _other_attention(needs, run, start)
+    made = made._replace(facts=dict(made.facts) | {"unrecognised": seen})
+    found = explained(numbers, described, start, names, made)
     return _with_start(found, needs, run, start) if needs.walks else found
+
+
+def _other_attention(needs: Needs, run: Run, start: Start) -> list[str]:
+    """Where a target of a method over attention reads attention that is no softmax; said once per
+    program."""
+    session, program = needs.session, needs.program
+    if needs.question.by.level != "attention" or is_recorded():
+        return []
+    found = program.memo.once(
+        "other attention", lambda: other_attention(program, session.model, run.inputs)
+    )
+    flow, ends = session.flow, tuple(start.field) or program.output_nodes
+    ends = tuple(e for e in ends if e in flow.members)
+    read = [n for n in found if n in flow.members and any(flow.reaches(n, e) for e in ends)]
+    if read and (is_strict() or program.memo.first_time("other attention said")):
+        fact = (
+            f"method {needs.question.method!r} does not count {len(read)} of the attentions: {NONE}"
+        )
+        warn(UnrecognisedWarning(fact, at=describe(read[0]), then=INSTEAD))
+    return [f"{NONE}  at {describe(n)}" for n in read]
 
 
 def _with_start(found: Explanation, needs: Needs, run: Run, start: Start) -> Explanation:
