@@ -5,8 +5,9 @@ from typing import TypeVar
 
 from torch import nn
 
-from relprop.adapters.base import Adapter, Given, Prepared
+from relprop.adapters.base import Adapter
 from relprop.adapters.describing import describe
+from relprop.adapters.given import Given, Prepared
 from relprop.adapters.huggingface import HuggingFace
 from relprop.adapters.pictures import Original
 from relprop.adapters.timm import Timm

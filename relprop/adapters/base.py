@@ -6,83 +6,38 @@ be left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from relprop.adapters.patches import Patches
-from relprop.adapters.pictures import Original, originals
-from relprop.adapters.rgb import is_picture
-from relprop.adapters.texts import Text
-from relprop.errors import InputError, TargetError, first_line, message
+from relprop.adapters.given import Given, Prepared, Word, cannot_prepare, ready
+from relprop.adapters.masks import is_special, no_padding, records, special_ids
+from relprop.adapters.pictures import originals
+from relprop.adapters.processing import (
+    feature_extractor_of,
+    is_function_of_pictures,
+    processed,
+    texts_in,
+    tokenizer_of,
+)
+from relprop.adapters.sound import measured_clock
+from relprop.adapters.texts import Text, decoded, recorded, with_turns
+from relprop.adapters.words import pieces_of, words_from_ids, words_from_record
+from relprop.errors import TargetError
 from relprop.tracer.binding import Inputs
 from relprop.tracer.offloaded import home_of
 
-Word = tuple[str, list[int]]
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A call's inputs, ready for the model, and what is known about where they came from.
-
-    ``encodings``: a fast tokenizer's own record of each sample. ``processor``: what the user gave
-    as such. ``originals``: for each input of pictures, the pictures every sample was made from;
-    ``patches``: which patches its rows are, where it holds pictures as rows of patches.
-    ``texts``: what each sample was made from, if it was text.
-    """
-
-    inputs: Any
-    processor: Any = None
-    encodings: tuple[Any, ...] = ()
-    originals: Mapping[str, tuple[tuple[Original, ...], ...]] = field(default_factory=dict)
-    texts: tuple[str, ...] = ()
-    patches: Mapping[str, Patches] = field(default_factory=dict)
-
-    def without_pictures(self) -> Prepared:
-        """The same, with no picture kept; where the model's image lies in each is still known."""
-        bare = {
-            name: tuple(tuple(replace(o, picture=None) for o in one) for one in samples)
-            for name, samples in self.originals.items()
-        }
-        return replace(self, originals=bare)
-
-    def part(self, first: int, count: int) -> Prepared:
-        """The same for some samples."""
-
-        def cut(given: tuple[Any, ...]) -> tuple[Any, ...]:
-            return given[first : first + count]
-
-        return replace(
-            self,
-            inputs=None,
-            encodings=cut(self.encodings),
-            originals={name: cut(o) for name, o in self.originals.items()},
-            texts=cut(self.texts),
-        )
-
-
-@dataclass(frozen=True)
-class Given:
-    """One explained input of a call: its name (``stream``), all tensors of the call by name (batch
-    first), and what ``Prepared`` knows."""
-
-    stream: str
-    inputs: Mapping[str, Tensor]
-    batch: int
-    prepared: Prepared
-
-    @property
-    def tensor(self) -> Tensor:
-        """The explained input itself."""
-        return self.inputs[self.stream]
+_clocks: dict[tuple[str, str], tuple[int, float] | None] = {}
+"""By an extractor's input and what the extractor prints, which is all of its settings."""
 
 
 class Adapter:
-    """A plain PyTorch model: floating inputs are explained themselves, the first integer input
-    through its embedding."""
+    """Any PyTorch model: floating inputs are explained themselves, the first integer input through
+    its embedding. What a tokenizer, an image processor or a feature extractor of transformers knows
+    of them is asked, where one is given."""
 
     @classmethod
     def fits(cls, model: nn.Module) -> bool:
@@ -90,10 +45,14 @@ class Adapter:
         return True
 
     def prepare(self, model: nn.Module, inputs: Any, processor: Any) -> Prepared:
-        """The model's inputs from what the user gave. Here ``processor`` is a function from one
-        picture (or other thing) to its tensor."""
+        """The model's inputs from what the user gave: texts, pictures or sound by a processor of
+        transformers, or each thing by a function that makes its tensor; ready inputs as they
+        are."""
+        encodings = tuple(getattr(inputs, "encodings", None) or ())
         if processor is None or ready(inputs):
-            return Prepared(inputs, processor)
+            return Prepared(_ids_first(inputs), processor, encodings, texts=texts_in(inputs))
+        if not is_function_of_pictures(processor):
+            return _read(model, inputs, processor)
         things = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         try:
             tensors = torch.stack([processor(thing) for thing in things]).to(home_of(model)[0])
@@ -140,60 +99,124 @@ class Adapter:
         """The last real position of every sample, (batch,)."""
         return torch.full((inputs.batch,), length - 1)
 
+    def by_name(self, given: Given) -> bool:
+        """Whether inputs are called as transformers calls them, so that ``input_ids`` are a
+        tokenizer's and ``attention_mask`` says what is padding: here where a processor was given,
+        or has left its record."""
+        return given.prepared.processor is not None or bool(given.prepared.encodings)
+
+    def _are_ids(self, given: Given) -> bool:
+        ids = given.tensor
+        return self.by_name(given) and not ids.is_floating_point() and ids.dim() == 2
+
     def tokens(self, model: nn.Module, given: Given) -> list[list[str]] | None:
-        """A label for every position of every sample, or ``None``."""
-        return None
+        """A label for every position of every sample, or ``None``: the tokenizer's own pieces if
+        its record or it itself is known, else the ids as text."""
+        ids, tokenizer = given.tensor, tokenizer_of(given.prepared.processor)
+        if not self._are_ids(given):
+            return None
+        if encodings := records(given):
+            return [list(encoding.tokens) for encoding in encodings]
+        rows = ids.tolist()
+        pieces = rows if tokenizer is None else [pieces_of(row, tokenizer) for row in rows]
+        return [[str(piece) for piece in row] for row in pieces]
 
     def words(self, model: nn.Module, given: Given) -> list[list[Word]] | None:
-        """The words of every sample, each with the positions it is made of, or ``None``."""
-        return None
+        """The words of every sample, each with the positions it is made of, or ``None``: by the
+        tokenizer's record of the text, else by its way back from ids to text."""
+        ids, tokenizer = given.tensor, tokenizer_of(given.prepared.processor)
+        if not self._are_ids(given) or not ((encodings := records(given)) or tokenizer):
+            return None
+        content = self.content(model, given)
+        special = (torch.zeros_like(ids) > 0 if content is None else ~content).tolist()
+        if encodings:
+            both = zip(encodings, special, strict=True)
+            return [words_from_record(e, s, tokenizer) for e, s in both]
+        rows = zip(ids.tolist(), special, strict=True)
+        return [words_from_ids(row, s, tokenizer) for row, s in rows]
 
     def texts(self, model: nn.Module, given: Given) -> list[Text] | None:
         """The text of every sample, with the characters that each position was made from, or
-        ``None``."""
-        return None
+        ``None``: by the tokenizer's record of the text, else by its way back from ids to text."""
+        ids, tokenizer = given.tensor, tokenizer_of(given.prepared.processor)
+        if not self._are_ids(given):
+            return None
+        encodings, known = given.prepared.encodings, given.prepared.texts
+        rows, found = ids.tolist(), list[Text | None]([None] * len(ids))
+        if len(encodings) == len(known) == len(ids):
+            found = list(map(recorded, encodings, known, rows))
+        if tokenizer is None:
+            whole = [text for text in found if text is not None and len(text.spans) == ids.shape[1]]
+            return whole if len(whole) == len(ids) else None
+        texts = [decoded(row, tokenizer, text) for row, text in zip(rows, found, strict=True)]
+        return [with_turns(text, tokenizer) for text in texts]
 
     def content(self, model: nn.Module, given: Given) -> Tensor | None:
         """Which positions are content, bool, of ``given.tensor``'s shape (axes without positions
-        may have length 1); ``None``: all of them."""
-        return None
+        may have length 1); ``None``: all of them. Neither padding, by the mask, nor a special
+        token, by the tokenizer's record, else by its special ids."""
+        if not self.by_name(given):
+            return None
+        mask = no_padding(given)
+        if given.tensor.is_floating_point():
+            return mask
+        special = is_special(given, self.special_ids(model, given.prepared.processor))
+        return ~special if mask is None else ~special & mask.cpu()
 
     def padding(self, model: nn.Module, given: Given) -> Tensor | None:
         """Which positions are padding, bool, of ``given.tensor``'s shape (axes without positions
-        may have length 1); ``None``: none of them."""
-        return None
+        may have length 1); ``None``: none of them. By the mask that goes with the input."""
+        mask = no_padding(given) if self.by_name(given) else None
+        return None if mask is None else ~mask.cpu()
 
     def special_ids(self, model: nn.Module, processor: Any) -> tuple[int, ...]:
-        """The ids that are special tokens, whatever text they stand in: what a saved explainer
-        remembers of ``content``."""
-        return ()
+        """The ids that are special tokens, whatever text they stand in: the tokenizer's. What a
+        saved explainer remembers of ``content``."""
+        return tuple(sorted(special_ids(tokenizer_of(processor))))
 
     def clock(self, model: nn.Module, given: Given) -> tuple[int, float] | None:
         """Which axis of ``given.tensor`` is time, and how many seconds one step of it is; ``None``
-        if that is not known."""
+        if that is not known. Measured on the feature extractor, if there is one."""
+        extractor = feature_extractor_of(given.prepared.processor)
+        if extractor is None or not given.tensor.is_floating_point():
+            return None
+        if given.stream not in getattr(extractor, "model_input_names", ()):
+            return None
+        key = (given.stream, repr(extractor))
+        if key not in _clocks:
+            _clocks[key] = _measured(extractor, given.stream)
+        return _clocks[key]
+
+
+def _read(model: nn.Module, inputs: Any, processor: Any) -> Prepared:
+    """What a processor of transformers makes of a thing."""
+    made = processed(model, inputs, processor)
+    known = tuple(getattr(made.inputs, "encodings", None) or ())
+    first = _ids_first(made.inputs)
+    return replace(made, inputs=first, encodings=known, texts=texts_in(inputs))
+
+
+def _ids_first(inputs: Any) -> Any:
+    """Inputs by name in the order that says how many samples there are: a text may come with
+    several pictures."""
+    if not hasattr(inputs, "keys") or "input_ids" not in inputs:
+        return inputs
+    names = list(inputs.keys())
+    lengths = {len(inputs[n]) for n in (names[0], "input_ids") if isinstance(inputs[n], Tensor)}
+    if len(lengths) < 2:
+        return inputs
+    return {n: inputs[n] for n in ("input_ids", *(n for n in names if n != "input_ids"))}
+
+
+def _measured(extractor: Any, name: str) -> tuple[int, float] | None:
+    """The clock of one of an extractor's inputs; ``None`` if it takes no plain recording."""
+    rate = int(extractor.sampling_rate)
+
+    def extract(sound: np.ndarray) -> Tensor:
+        tensor: Tensor = extractor(sound, sampling_rate=rate, return_tensors="pt")[name]
+        return tensor
+
+    try:
+        return measured_clock(extract, rate)
+    except (TypeError, ValueError, RuntimeError, KeyError):
         return None
-
-
-def ready(inputs: Any) -> bool:
-    """Whether ``inputs`` holds a tensor, as what a model is called with does, and no picture."""
-    if isinstance(inputs, Tensor):
-        return True
-    some = inputs if isinstance(inputs, (list, tuple)) else ()
-    values = () if any(map(is_picture, some)) else some
-    if hasattr(inputs, "keys"):
-        values = [inputs[name] for name in list(inputs.keys())]
-    return any(isinstance(v, Tensor) for v in values)
-
-
-def cannot_prepare(thing: Any, processor: Any, error: Exception) -> InputError:
-    """The error for a thing that the processor does not take."""
-    return InputError(
-        message(
-            f"processor {type(processor).__name__} does not read {type(thing).__name__}: "
-            f"{first_line(error)}",
-            then=[
-                "prepare the inputs yourself and give the model's own: "
-                "inputs=processor(...), processor=processor"
-            ],
-        )
-    )

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from relprop.adapters.base import Adapter, Given, Word
+from relprop.adapters.base import Adapter
+from relprop.adapters.given import Given, Word
 from relprop.adapters.texts import Text
 from relprop.errors import InputError
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relprop.adapters.base import Given
+from relprop.adapters.given import Given
 from relprop.tracer.binding import Inputs
 
 SPECIAL = re.compile(r"(^|_)(?!mask_|unk_)[a-z]+_token_(id|index)$")
@@ -116,15 +116,18 @@ def records(given: Given) -> tuple[Any, ...]:
     return encodings if same else ()
 
 
-def special_ids(model: nn.Module, tokenizer: Any) -> set[int]:
-    """The tokenizer's special ids but those that stand for content (unknown, masked); without a
-    tokenizer those the config and its parts name."""
-    if tokenizer is not None:
-        kept = {getattr(tokenizer, "unk_token_id", None), getattr(tokenizer, "mask_token_id", None)}
-        return {int(i) for i in tokenizer.all_special_ids if i not in kept}
+def special_ids(tokenizer: Any) -> set[int]:
+    """The tokenizer's special ids but those that stand for content (unknown, masked); none without
+    a tokenizer."""
+    kept = {getattr(tokenizer, "unk_token_id", None), getattr(tokenizer, "mask_token_id", None)}
+    return {int(i) for i in getattr(tokenizer, "all_special_ids", ()) if i not in kept}
+
+
+def config_ids(config: Any) -> set[int]:
+    """The special ids that a config and its parts name."""
     return {
         int(v)
-        for value in _config_values(model.config)
+        for value in _config_values(config)
         for v in (value if isinstance(value, (list, tuple)) else [value])
         if isinstance(v, int) and v >= 0
     }

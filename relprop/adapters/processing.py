@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from relprop.adapters.base import Prepared, cannot_prepare
+from relprop.adapters.given import Prepared, cannot_prepare
 from relprop.adapters.masks import positions_of
 from relprop.adapters.patches import patches, whole_originals
 from relprop.adapters.pictures import found_originals
 from relprop.adapters.rgb import as_rgb, is_picture
 from relprop.errors import AmbiguityWarning, InputError, RelpropError, warn
+from relprop.tracer.binding import wrapped
 from relprop.tracer.offloaded import home_of
 
 READY = "inputs = processor({}images=picture, do_rescale=False, return_tensors='pt')   # of 0 … 1"
@@ -52,10 +53,10 @@ def _part(processor: Any, name: str, has: str) -> Any:
 def kind_of(thing: Any) -> str:
     """What kind of thing that no model reads this is (the first of a list), or ``""``."""
     first = thing[0] if isinstance(thing, (list, tuple)) and thing else thing
-    nested = isinstance(first, (list, tuple))
-    if is_picture(first) or (nested and kind_of(first) == "a picture"):
+    nested = kind_of(first) if isinstance(first, (list, tuple)) and first else ""
+    if is_picture(first) or nested == "a picture":
         return "a picture"
-    if nested or isinstance(first, str):
+    if isinstance(first, str) or nested == "text":
         return "text"
     return "sound" if isinstance(first, np.ndarray) and first.ndim == 1 else ""
 
@@ -75,7 +76,10 @@ def processed(model: nn.Module, inputs: Any, processor: Any) -> Prepared:
     pictures = _pictures_in(inputs)
     _refuse_flattened(pictures, made)
     known = {} if pictures is None or images is None else _pictured(pictures, images, made)
-    return Prepared(_accepted(model, made), processor, **known)
+    found = _accepted(model, made, processor)
+    if isinstance(found, Tensor):
+        known = {k: {"input_0": of for of in v.values()} for k, v in known.items()}
+    return Prepared(found, processor, **known)
 
 
 def _with_pictures(model: nn.Module, inputs: Any, images: Any, *, files: bool) -> Any:
@@ -240,10 +244,18 @@ def _is_image(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() in (2, 4, 5) and value.is_floating_point()
 
 
-def _accepted(model: nn.Module, made: Any) -> Any:
-    """What the model's ``forward`` takes of it, on the model's device and in its floating type."""
+def _accepted(model: nn.Module, made: Any, processor: Any) -> Any:
+    """What the model's ``forward`` takes of it, on the model's device and in its floating type; a
+    tensor of its own as its first argument, whatever that is called. Raises ``InputError`` where
+    ``forward`` has other names for what a tokenizer makes."""
     takes, (device, dtype) = inspect.signature(model.forward).parameters, home_of(model)
-    for name in [n for n in made if n not in takes]:
+    given = [n for n in made if isinstance(made[n], Tensor)]
+    named = [n for n in given if n in takes]
+    if not named and not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
+        if len(given) == 1:
+            return made[given[0]].to(device, dtype if made[given[0]].is_floating_point() else None)
+        raise _named_otherwise(given, [*takes], processor)
+    for name in [n for n in made if named and n not in takes]:
         del made[name]
     for name in list(made):
         if isinstance(made[name], Tensor):
@@ -251,3 +263,17 @@ def _accepted(model: nn.Module, made: Any) -> Any:
             made[name] = made[name].to(device, dtype if floating else None)
     made.update(positions_of(model, made))
     return made
+
+
+def _named_otherwise(given: list[str], takes: list[str], processor: Any) -> InputError:
+    names = ", ".join(f"made[{name!r}]" for name in given[: len(takes)])
+    names = f"({names})" if len(takes) > 1 else names
+    then = [
+        f"made = processor(inputs, padding=True, return_tensors='pt')   # {', '.join(given)}",
+        f"relprop.explain(model, {names}, processor=processor)   # in the order of {takes}",
+    ]
+    if len(takes) == 1:
+        then += wrapped("**tensors", "tensors", "inputs, processor=processor")
+        then[2] = "or, if it takes a dict, " + then[2]
+    fact = f"{type(processor).__name__} makes {', '.join(given)}, and forward takes {takes}"
+    return InputError(fact, then=then)

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from relprop.adapters.base import Adapter, Prepared, ready
+from relprop.adapters.base import Adapter
+from relprop.adapters.given import Prepared, ready
 from relprop.adapters.rgb import as_rgb
 from relprop.errors import InputError
 

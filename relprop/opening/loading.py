@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import nn
 
-from relprop.adapters.base import ready
+from relprop.adapters.given import ready
 from relprop.errors import InputError, message
 from relprop.opening.bounds import bounded, refuse_counts
 from relprop.opening.rows import Foreign, refusing

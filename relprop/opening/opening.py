@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 from relprop.adapters import Prepared, adapter_for
-from relprop.adapters.base import ready
+from relprop.adapters.given import ready
 from relprop.adapters.masks import positions_of
 from relprop.adapters.pictures import originals
 from relprop.adapters.processing import texts_in, waves

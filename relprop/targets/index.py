@@ -161,7 +161,8 @@ def _checked(
             f"target {target.written()} has {len(index)} indices, output {output.name!r} has "
             f"{len(size)} axes per sample: {list(size)}"
         )
-        raise TargetError(message(fact, then=[INDEX_FORMS]))
+        then = [INDEX_FORMS] if size else ["target=None explains it: it is one number per sample"]
+        raise TargetError(message(fact, then=then))
     found = tuple(
         label_index(k, n, context) if isinstance(k, str) else k
         for k, n in zip(index, size, strict=True)

@@ -47,7 +47,7 @@ def linear_start(
     seeds = {node: _like_output(w, node) for node, w in weights.items() if bool(w.any())}
     if not seeds:
         return None
-    counts = sum((weights[n] != 0).flatten(1).sum(1) for n in seeds)
+    counts = sum((weights[n] != 0).reshape(len(scalars), -1).sum(1) for n in seeds)
     most = int(torch.as_tensor(counts).max())
     if most > MOST_TERMS:
         _refuse_cancelling([weights[node] for node in seeds])
@@ -93,7 +93,7 @@ def _like_output(weight: Tensor, node: fx.Node) -> Tensor:
 
 def _refuse_cancelling(weights: Sequence[Tensor]) -> None:
     """Raises ``TargetError`` where a sample's weights sum to 0."""
-    flat = torch.cat([w.flatten(1).double() for w in weights], 1)
+    flat = torch.cat([w.reshape(len(w), -1).double() for w in weights], 1)
     cancels = flat.sum(1).abs() <= 1e-6 * flat.abs().sum(1)
     if bool(cancels.any()):
         count = int((flat[cancels] != 0).sum(1)[0])

@@ -32,6 +32,7 @@ from relprop.targets.start import (
 )
 from relprop.targets.traced import called, traced
 from relprop.tracer.binding import Inputs
+from relprop.tracer.facts import is_batched, shape
 from relprop.tracer.program import Program
 from relprop.tracer.run import execute
 
@@ -149,8 +150,10 @@ def _outputs_as_inputs(context: Context) -> Inputs:
     tensors = []
     for node in context.program.output_nodes:
         value = all_of(context.outputs[node])
+        if value.dim() == len(shape(node)):  # made once for all samples
+            value = value.expand(context.inputs.batch, *value.shape)
         value = value[:, 0] if has_batch_axis(node) else value
-        if value.is_floating_point() and not value.requires_grad:
+        if is_batched(node) and value.is_floating_point() and not value.requires_grad:
             value = value.detach().requires_grad_()
         tensors.append(value)
     names, every = context.program.outputs.names, (True,) * len(tensors)

@@ -37,7 +37,8 @@ def traced(target: Callable[..., Tensor], context: Context, inputs: Inputs) -> P
         with TRACING:
             canonicalise(graph, sample[0].device, constants)
         capture = Capture(graph, constants, OutputTree(("target",), next), "concrete")
-        program = assemble(capture, inputs.names)
+        both = zip(inputs.names, inputs.tensors, strict=True)
+        program = assemble(capture, inputs.names, tuple(n for n, t in both if t.requires_grad))
     except RelpropError:
         raise
     except Exception as error:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.adapters import Adapter, Given, Prepared
-from relprop.adapters.base import ready
+from relprop.adapters.given import ready
 from relprop.testing.faults import Checked, Examination
 from relprop.tracer.binding import Inputs, bind
 

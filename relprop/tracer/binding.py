@@ -146,6 +146,20 @@ def _made_of(thing: object) -> list[str]:
     return []
 
 
+def wrapped(takes: str, gives: str, inputs: str) -> list[str]:
+    """The lines that put a model into one that ``takes`` tensors as inputs of their own."""
+    return [
+        "put the model into one that takes tensors themselves:",
+        "class Plain(torch.nn.Module):",
+        "    def __init__(self, model):",
+        "        super().__init__()",
+        "        self.model = model",
+        f"    def forward(self, {takes}):",
+        f"        return self.model({gives})",
+        f"relprop.explain(Plain(model), {inputs})",
+    ]
+
+
 def _refuse_bad(
     names: tuple[str, ...], tensors: tuple[Tensor, ...], places: list[tuple[object, object]]
 ) -> None:
@@ -153,10 +167,13 @@ def _refuse_bad(
         if isinstance(value, (list, dict)) and any(
             isinstance(v, Tensor) for v in (value.values() if isinstance(value, dict) else value)
         ):
-            raise InputError(
-                f"input {key!r} is a {type(value).__name__} of tensors; give each tensor "
-                "as an input of its own"
-            )
+            name = f"{key}=" if isinstance(key, str) else ""
+            if isinstance(value, dict):
+                then = wrapped("**tensors", f"{name}tensors", f"inputs[{key!r}]")
+            else:
+                then = wrapped("tensors", f"{name}list(tensors)", f"torch.stack(inputs[{key!r}])")
+            fact = f"input {key!r} is a {type(value).__name__} of tensors; give each tensor "
+            raise InputError(fact + "as an input of its own", then=then)
     if not tensors:
         held = ", ".join(sorted({type(value).__name__ for _, value in places}))
         then = _made_of(places[0][1]) if places else []

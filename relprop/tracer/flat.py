@@ -3,14 +3,21 @@ tracer takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from relprop.errors import CaptureError, InputError, first_line, message
-from relprop.tracer.binding import Inputs, flatten_output
+from relprop.tracer.binding import Inputs, flatten_output, wrapped
+from relprop.tracer.modules import modules_of, setting
 from relprop.tracer.program import OutputTree
+
+BY_DICT = wrapped("**tensors", "tensors", "inputs")
 
 
 class Flat(nn.Module):
@@ -99,20 +106,69 @@ def run_eager(
         )
         kind = type(error).__name__
         fact = f"the model itself fails on these inputs: {kind}: {first_line(error)}"
-        then = [*_beyond(model, inputs), "call model(...) on the same inputs and mend that first"]
+        if isinstance(error, TypeError) and _takes_one(model, inputs):
+            raise InputError(fact, at=f"called with {shapes}", then=BY_DICT) from error
+        then = [
+            *_beyond(run, model, inputs),
+            "call model(...) on the same inputs and mend that first",
+        ]
         raise InputError(message(fact, at=f"called with {shapes}", then=then)) from error
 
 
-def _beyond(model: nn.Module, inputs: Inputs) -> list[str]:
-    """Of inputs of integers those that some embedding of the model has no rows for."""
-    rows = {n: m.num_embeddings for n, m in model.named_modules() if isinstance(m, nn.Embedding)}
-    found = []
-    for name, t in zip(inputs.names, inputs.tensors, strict=True):
-        if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool or not t.numel():
-            continue
-        least, most = int(t.long().min()), int(t.long().max())
-        few = [f"{n!r} has {count}" for n, count in rows.items() if least < 0 or most >= count]
-        if few:
-            ids = f"{name} holds ids from {least} to {most}"
-            found.append(f"if they are looked up: {ids}, and the embedding {', '.join(few[:3])}")
-    return found
+def _takes_one(model: nn.Module, inputs: Inputs) -> bool:
+    """Whether forward asks for one thing, that is not among the inputs' names: a dict of them."""
+    takes = inspect.signature(model.forward).parameters.values()
+    asked = [p.name for p in takes if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    return len(asked) == 1 and asked[0] not in inputs.names
+
+
+class _Lookups(TorchDispatchMode):
+    """Remembers what a run looks up beyond the rows of a table."""
+
+    def __init__(self, names: Mapping[object, str]) -> None:
+        super().__init__()
+        self.names, self.beyond = names, list[str]()
+
+    def __torch_dispatch__(
+        self, op: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if op is torch.ops.aten.embedding.default and args[1].numel():
+            table, least, most = args[0], int(args[1].min()), int(args[1].max())
+            if least < 0 or most >= len(table):
+                name = self.names.get(memory(table), "a table")
+                self.beyond.append(
+                    f"give ids that it has rows for: {least} to {most} are looked up in {name!r}, "
+                    f"which has {len(table)}"
+                )
+        return op(*args, **(kwargs or {}))
+
+
+def _beyond(
+    run: Callable[..., Sequence[Tensor]], model: nn.Module, inputs: Inputs
+) -> Iterator[str]:
+    """What may be wrong with inputs of integers: a table has no row for them, or the model reads
+    shorter texts."""
+    lookups = _Lookups({memory(t): name for name, t in _named_tensors(model)})
+    with suppress(Exception), lookups:
+        run(*inputs.tensors)
+    length = max((t.shape[1] for t in inputs.tensors if _is_ids(t)), default=0)
+    configs = (setting(module, "config") for module in modules_of(model))
+    limits = [n for c in configs if isinstance(n := _limit(c), int) and 0 < n < length]
+    if limits:
+        cut = f"'truncation': True, 'max_length': {min(limits)}"
+        yield (
+            f"cut the text: it has {length} tokens, and the model reads {min(limits)}: "
+            f"inputs={{'text': text, {cut}}}, processor=tokenizer"
+        )
+    yield from lookups.beyond[:1]
+
+
+def _is_ids(t: Tensor) -> bool:
+    return t.dim() == 2 and not (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool)
+
+
+def _limit(config: object) -> object:
+    """How many positions a config says that its model has; ``None`` if it does not say."""
+    with suppress(Exception):  # of a config of the user's own
+        return getattr(config, "max_position_embeddings", None)
+    return None
