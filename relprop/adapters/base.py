@@ -99,7 +99,7 @@ class Adapter:
         """The last real position of every sample, (batch,)."""
         return torch.full((inputs.batch,), length - 1)
 
-    def by_name(self, given: Given) -> bool:
+    def _by_name(self, given: Given) -> bool:
         """Whether inputs are called as transformers calls them, so that ``input_ids`` are a
         tokenizer's and ``attention_mask`` says what is padding: here where a processor was given,
         or has left its record."""
@@ -107,7 +107,7 @@ class Adapter:
 
     def _are_ids(self, given: Given) -> bool:
         ids = given.tensor
-        return self.by_name(given) and not ids.is_floating_point() and ids.dim() == 2
+        return self._by_name(given) and not ids.is_floating_point() and ids.dim() == 2
 
     def tokens(self, model: nn.Module, given: Given) -> list[list[str]] | None:
         """A label for every position of every sample, or ``None``: the tokenizer's own pieces if
@@ -155,7 +155,7 @@ class Adapter:
         """Which positions are content, bool, of ``given.tensor``'s shape (axes without positions
         may have length 1); ``None``: all of them. Neither padding, by the mask, nor a special
         token, by the tokenizer's record, else by its special ids."""
-        if not self.by_name(given):
+        if not self._by_name(given):
             return None
         mask = no_padding(given)
         if given.tensor.is_floating_point():
@@ -166,7 +166,7 @@ class Adapter:
     def padding(self, model: nn.Module, given: Given) -> Tensor | None:
         """Which positions are padding, bool, of ``given.tensor``'s shape (axes without positions
         may have length 1); ``None``: none of them. By the mask that goes with the input."""
-        mask = no_padding(given) if self.by_name(given) else None
+        mask = no_padding(given) if self._by_name(given) else None
         return None if mask is None else ~mask.cpu()
 
     def special_ids(self, model: nn.Module, processor: Any) -> tuple[int, ...]:

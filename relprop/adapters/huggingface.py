@@ -43,7 +43,7 @@ class HuggingFace(Adapter):
             raise InputError(message(fact, then=[GIVE_PROCESSOR]))
         return super().prepare(model, inputs, processor)
 
-    def by_name(self, given: Given) -> bool:
+    def _by_name(self, given: Given) -> bool:
         """They are, whatever was given."""
         return True
 

@@ -1,8 +1,6 @@
 """What relprop gets wrong today of these models. The list only gets shorter: a fault that is gone
 fails its test, which says to remove the line."""
 
-ALL = "batch maps sites identity books gradient_x_input"
-
 #: The reason; the models; the checks that fail; and, where they do not fail by an assertion of
 #: their own, what the error says.
 KNOWN = [
@@ -15,8 +13,6 @@ KNOWN = [
      "ft_transformer", "maps sites"),
     ("the softmax over layers, which sums no tokens, is taken for attention",
      "x.integrated", "sites gae attention_times_grad"),
-    ("a constant without axes beside the output: the user's callable is blamed",
-     "open_clip.pair", ALL, "slice() cannot be applied to a 0-dim tensor"),
     ("ids that are clamped before they are looked up are not explained, and no softmax is seen",
      "tab_transformer", "batch maps sites identity books", "it has no softmax"),
 ]  # fmt: skip
