@@ -28,6 +28,7 @@ from relprop.rules.notes import (
 from relprop.rules.presets import PAPER
 from relprop.rules.rollup import ROLLUP
 from relprop.rules.shares import Carry, Level, Share, Weight, sharing
+from relprop.tracer.atoms import Axes
 from relprop.tracer.editing import val
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site, describe
@@ -220,19 +221,21 @@ class _Parts:
         return self.level(step.node), tuple(own)
 
     def level(self, node: fx.Node) -> Level:
-        """Which axes of a tensor hold features alone, or one thing many times; what else is unknown
-        may be tokens."""
-        axes = self.merges.axes.get(node, ())
-        features = [
-            [a.kind != "token" and (a.repeated or a.kind == "feature") for a in axis]
-            for axis in axes
-        ]
-        mixed = tuple(
-            Folded(i, tuple(a.size for a in axes[i]), tuple(not f for f in own))
-            for i, own in enumerate(features)
-            if any(own) and not all(own)
-        )
-        return Level(tuple(i for i, own in enumerate(features) if all(own)), mixed)
+        return level_of(self.merges.axes.get(node, ()))
+
+
+def level_of(axes: Axes) -> Level:
+    """Which axes of a tensor hold features alone, or one thing many times; what else is unknown may
+    be tokens."""
+    features = [
+        [a.kind != "token" and (a.repeated or a.kind == "feature") for a in axis] for axis in axes
+    ]
+    mixed = tuple(
+        Folded(i, tuple(a.size for a in axes[i]), tuple(not f for f in own))
+        for i, own in enumerate(features)
+        if any(own) and not all(own)
+    )
+    return Level(tuple(i for i, own in enumerate(features) if all(own)), mixed)
 
 
 def _split(whole: int, arriving: Iterable[list[_Some]]) -> list[int]:

@@ -14,7 +14,6 @@ from relprop.errors import (
     ExplodedScoresWarning,
     OptionError,
     RelpropError,
-    RollUpWarning,
     ZeroScoresWarning,
     warn,
 )
@@ -24,11 +23,12 @@ from relprop.interpreter.points import sizes
 from relprop.rollup import Stream
 from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.describe import Names, names_of, tokens_described
+from relprop.runner.identity import warn_of_more_than_all
 from relprop.runner.input_study import InputStudy
 from relprop.runner.needs import Needs
 from relprop.runner.placed import apart
 from relprop.runner.returned import checked_attributions, checked_found, is_matrices
-from relprop.runner.rollup import Pairs
+from relprop.runner.rollup import Pairs, RollUp
 from relprop.runner.run import Described, Run
 from relprop.runner.sweep import Gradients
 from relprop.runner.values import Found, SiteValues, TokenMap
@@ -38,8 +38,6 @@ from relprop.tracer.editing import val
 NO_RULES = "none"
 #: Rule sets that divide by no sum of products near 0, where relevance explodes.
 STEADY = ("attnlrp", "cp_lrp", "lrp_gamma")
-#: How far rounding takes a sum of shares from 1.
-TOO_MUCH = 1e-3
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ def answer(
         with torch.no_grad():
             study = AttentionStudy(needs, run, target, start, gradients)
             numbers, described = over_attention(study), study.described
-            check_numbers(numbers, lambda: study.sweep.moves, over_attention=True)
+            check_numbers(numbers, lambda: study.sweep.moves, study.rollup, over_attention=True)
     else:
         numbers = at_input(at_inputs)
         described = {s.name: tokens_described(needs, run, s) for s in at_inputs.streams}
@@ -138,28 +136,20 @@ def explained(
 
 
 def check_numbers(
-    numbers: Numbers, moves: Callable[[], Tensor | None], *, over_attention: bool
+    numbers: Numbers,
+    moves: Callable[[], Tensor | None],
+    rollup: RollUp | None = None,
+    *,
+    over_attention: bool,
 ) -> None:
     """Refuse scores that are not finite, and say so where all of a sample's over attention are 0.
-    ``moves``: for which samples y_t changes with any attention map, (batch,), if that is known."""
+    ``moves``: for which samples y_t changes with any attention map, (batch,), if that is known.
+    ``rollup``: what can say where an input counts more than once; a flat program cannot."""
     for scores, _ in numbers.pairs.values():
         _refuse_nonfinite(scores, numbers.ledger)
     if over_attention:
         _warn_of_nothing(numbers, moves)
-        _warn_of_more_than_all(numbers.pairs)
-
-
-def _warn_of_more_than_all(pairs: Pairs) -> None:
-    """The identity of one input sums to 1 at most, whatever the model's residual connections."""
-    for name, (_, identity) in pairs.items():
-        most = float(identity.flatten(1).sum(1).max()) if identity.numel() else 0.0
-        if most > 1 + TOO_MUCH:
-            fact = (
-                f"what residual connections alone leave of input {name!r} sums to {most:.4g}, at "
-                "most 1 is right: somewhere tokens were taken for features"
-            )
-            then = ["method='lrp' and the others at the input do not roll up"]
-            warn(RollUpWarning(fact, then=then))
+        warn_of_more_than_all(numbers.pairs, rollup)
 
 
 # -- over attention

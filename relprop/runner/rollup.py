@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.errors import OptionError, RollUpError
-from relprop.interpreter.batch import Passage, Passing, pending_at
+from relprop.interpreter.batch import Hook, Passage, Passing, pending_at
 from relprop.interpreter.points import Points, Seed, behind
 from relprop.interpreter.reading import begun as passed_in
 from relprop.interpreter.reading import reading_of
@@ -70,7 +70,7 @@ class RollUp:
             for n, m in matrices.items()
             if isinstance(m, MatrixRows)
         }
-        found = self._walk(self.plan, self._field(1), {**whole, **scales}, parts)
+        found = self.walked(self.plan, self._field(1), {**whole, **scales}, parts)
         return {s.name: self._read(s, found.get(s.node), 2).unbind(1) for s in self.streams}  # type: ignore[misc]
 
     def connected(self, maps: Mapping[fx.Node, Matrix]) -> dict[str, Tensor]:
@@ -124,7 +124,7 @@ class RollUp:
         for marks in self._positions_of(top, like):
             field = torch.cat([marks, torch.ones_like(marks[:1])])
             field = field.expand(self.run.inputs.batch, *field.shape)
-            found = self._walk(plan, {top: in_parts(plan, top, field)}, {**shared, **scales})
+            found = self.walked(plan, {top: in_parts(plan, top, field)}, {**shared, **scales})
             rows.append(stream.read(found[stream.node]))
         return torch.cat(rows, 1)
 
@@ -169,7 +169,7 @@ class RollUp:
             replace(s, rule=attended_once(extras[s.node][1])) if s.node in extras else s
             for s in self.plan.steps
         )
-        found = self._walk(
+        found = self.walked(
             replace(self.plan, steps=steps),
             self._field(count),
             {n: m for n, (m, _) in extras.items() if isinstance(m, Tensor)},
@@ -189,24 +189,28 @@ class RollUp:
         sizes = [shape[i] if i in tokens else 1 for i in range(len(shape))]
         spread = numbers.reshape(len(numbers), 1, *sizes)
         field = in_parts(plan, node, torch.cat([spread, torch.ones_like(spread)], 1))
-        found = self._walk(plan, {node: field}, {})
+        found = self.walked(plan, {node: field}, {})
         return {s.name: self._read(s, found.get(s.node), 1)[:, 0] for s in ends}
 
     # -- what all share
 
-    def _walk(
+    def walked(
         self,
         plan: Plan,
         starts: Mapping[fx.Node, Seed],
         extras: Matrices,
         passages: Mapping[fx.Node, Passage] | None = None,
+        hooks: Mapping[fx.Node, Hook] | None = None,
     ) -> Mapping[fx.Node, Tensor]:
+        """What arrives at the token tensors of fields that start somewhere, through a plan."""
         points = [n for n, seed in starts.items() if isinstance(seed, Points)]
         known = ((n, reading_of(plan, n)) for n in points)
         readings = {n: r for n, r in known if r is not None and extras.keys().isdisjoint(r.nodes)}
         whole, first = passed_in(starts, readings, account=False)
         passages = {**(passages or {}), **first}
-        passing = Passing(plan, pending_at(whole), extras, account=False, passages=passages)
+        passing = Passing(
+            plan, pending_at(whole), extras, account=False, hooks=hooks or {}, passages=passages
+        )
         found: dict[fx.Node, Tensor] = {}
         for part in self.sweep.backward():
             here = [n for n in plan.order if n in part.nodes]
@@ -221,10 +225,11 @@ class RollUp:
     def _field(self, channels: int) -> dict[fx.Node, Seed]:
         """The start's field behind ``channels`` empty ones."""
         plan = self.plan
-        return {n: behind(f, channels * parts_of(plan, n)) for n, f in self._begun.items()}
+        return {n: behind(f, channels * parts_of(plan, n)) for n, f in self.begun.items()}
 
     @cached_property
-    def _begun(self) -> dict[fx.Node, Seed]:
+    def begun(self) -> dict[fx.Node, Seed]:
+        """The identity's fields where the target reads."""
         return begun(self.plan, self.start.field)
 
     def _read(self, stream: Stream, field: Tensor | None, channels: int) -> Tensor:
