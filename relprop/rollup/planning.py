@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from relprop.errors import RollUpError, message
 from relprop.operations import Kind, kind
 from relprop.plan import Plan, Step, flowing, make_field_plan
+from relprop.rollup.heads import lies_beside
 from relprop.rollup.merges import PLACED, Merges
 from relprop.rollup.notes import rollup_notes
 from relprop.rollup.present import ANY
@@ -175,7 +176,7 @@ class _Parts:
             level, shares = self._placed(step, shares)
         needed = tuple(s is not None for s in shares)
         plain = all(s is None or s.is_plain for s in shares)
-        beside = kind(step.node) is Kind.JOIN and not self.merges.has_places(step.node)
+        beside = lies_beside(step.node, self.merges.axes)
         rule = step.rule if plain else sharing(step.rule, shares, level, beside and sum(needed) > 1)
         note = step.note
         if isinstance(note, ConvolutionNote):  # its windows may hold padding from before
@@ -256,7 +257,7 @@ def _handed_on(step: Step, parts: list[int], merges: Merges) -> dict[int, list[_
         return {i: [(sources.of(step.operands[i]), 0, 1.0, ())] for i in taken}
     if len(taken) == 1 and kind(node) not in (Kind.LINEAR, Kind.JOIN, Kind.SUM):
         return {taken[0]: [(mask, k, 1.0, ()) for k, mask in enumerate(parts)]}
-    beside = kind(node) is Kind.JOIN and not merges.has_places(node)
+    beside = lies_beside(node, merges.axes)
     found: dict[int, dict[tuple[int, Weight, tuple[int, ...]], int]] = {}
     for k, part in enumerate(parts):
         for bit in bits_of(part):

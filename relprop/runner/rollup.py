@@ -4,7 +4,7 @@ connections, and positions of any tensor handed down to the inputs."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 
@@ -25,13 +25,7 @@ from relprop.rollup import (
     token_axes,
     tokens_of,
 )
-from relprop.rules.fields import (
-    attended_once,
-    of_queries,
-    of_values,
-    taken_once,
-    taken_through,
-)
+from relprop.rules.fields import attended, of_queries, of_values, taken_through
 from relprop.rules.notes import SiteNote
 from relprop.runner.beginning import begun, in_parts, parts_of
 from relprop.runner.matrix_rows import Matrix, MatrixRows
@@ -65,11 +59,7 @@ class RollUp:
         """Σ of all products of the matrices (C without what skip connections alone leave), and
         that, by stream, each (batch, tokens). ``scales``: a factor at each merge that has one."""
         whole = {n: m for n, m in matrices.items() if isinstance(m, Tensor)}
-        parts = {
-            n: self._in_parts(n, m, taken_through)
-            for n, m in matrices.items()
-            if isinstance(m, MatrixRows)
-        }
+        parts = {n: self._in_parts(n, m) for n, m in matrices.items() if isinstance(m, MatrixRows)}
         found = self.walked(self.plan, self._field(1), {**whole, **scales}, parts)
         return {s.name: self._read(s, found.get(s.node), 2).unbind(1) for s in self.streams}  # type: ignore[misc]
 
@@ -166,7 +156,7 @@ class RollUp:
         and last what these alone leave: by stream (batch, ``count`` + 1, tokens). Each site's
         matrix fills the channels from the given one on, a matrix of rows that one alone."""
         steps = tuple(
-            replace(s, rule=attended_once(extras[s.node][1])) if s.node in extras else s
+            replace(s, rule=attended(extras[s.node][1])) if s.node in extras else s
             for s in self.plan.steps
         )
         found = self.walked(
@@ -174,7 +164,7 @@ class RollUp:
             self._field(count),
             {n: m for n, (m, _) in extras.items() if isinstance(m, Tensor)},
             {
-                n: self._in_parts(n, m, partial(taken_once, first=first))
+                n: self._in_parts(n, m, first)
                 for n, (m, first) in extras.items()
                 if isinstance(m, MatrixRows)
             },
@@ -219,8 +209,8 @@ class RollUp:
             del part, values  # before the next segment is loaded
         return found
 
-    def _in_parts(self, node: fx.Node, rows: MatrixRows, taken: Taken) -> Passage:
-        return _passage(self.plan.step_at[node], rows, taken)
+    def _in_parts(self, node: fx.Node, rows: MatrixRows, first: int | None = None) -> Passage:
+        return _passage(self.plan.step_at[node], rows, first)
 
     def _field(self, channels: int) -> dict[fx.Node, Seed]:
         """The start's field behind ``channels`` empty ones."""
@@ -251,12 +241,9 @@ class RollUp:
         )
 
 
-Taken = Callable[..., Tensor]
-
-
-def _passage(step: Step, rows: MatrixRows, taken: Taken) -> Passage:
-    """How the field passes a site whose matrix is made some rows at a time. ``taken``: what keys
-    receive through the rows."""
+def _passage(step: Step, rows: MatrixRows, first: int | None) -> Passage:
+    """How the field passes a site whose matrix is made some rows at a time, ``taken_through``
+    them."""
     assert isinstance(step.note, SiteNote)
     note = step.note
     at, queries = (0, -1) if note.transposed else (1, -2)
@@ -271,7 +258,7 @@ def _passage(step: Step, rows: MatrixRows, taken: Taken) -> Passage:
         count = numbers.shape[1]
         received = there.new_zeros(len(there), count, *there.shape[2:])
         for chunk, matrix in rows.of(present):
-            through = partial(taken, transposed=note.transposed)
+            through = partial(taken_through, transposed=note.transposed, first=first)
             here = numbers.narrow(queries, *chunk).to(matrix.device)
             received = received + per_sample(through, here, matrix).to(received.device)
         made = per_sample(lambda r, t: of_values(r, t, values, note, count), received, there)
