@@ -39,7 +39,7 @@ def weighed(field: Field, call: Call) -> Fields:
     weights = (ones - zeros).abs().to(field.dtype)
     share = per_count(weights, weights.mean(note.weighed, keepdim=True))
     field = finer(field, note.shape)
-    field = torch.cat([field[:-1] * share, field[-1:] * (share > 0)])
+    field = torch.cat([field[:-1] * share, field[-1:]])
     return tuple(
         unbroadcast(field, note.shape, operand_shape(call, i), note.token_axes) if i == at else None
         for i in range(len(call.operands))

@@ -13,6 +13,7 @@ from relprop.errors import RollUpWarning, warn
 from relprop.interpreter.points import whole
 from relprop.rollup import level_of
 from relprop.rules.coarse import finer
+from relprop.rules.notes import FieldNote, Note
 from relprop.rules.shares import levelled
 from relprop.runner.rollup import Pairs, RollUp
 from relprop.tracer.atoms import Axes
@@ -51,15 +52,21 @@ def counted_again(rollup: RollUp, name: str) -> fx.Node | None:
         starts = {n: whole(seed).requires_grad_() for n, seed in rollup.begun.items()}
         found = rollup.walked(rollup.plan, starts, {}, hooks=hooks)[stream.node]
         slopes = torch.autograd.grad(stream.read(found).sum(), [*met.values()], allow_unused=True)
-    shares = {n: s for n, s in zip(met, slopes, strict=True) if s is not None}
-    axes = rollup.program.axes
+    fields = zip(met.items(), slopes, strict=True)
+    shares = {n: s[:, :-1] * f[:, -1:].detach() for (n, f), s in fields if s is not None}
+    axes, pooled = rollup.program.axes, {s.node for s in rollup.plan.steps if _is_weighed(s.note)}
     over = (n for n in reversed(shares) if _most(n, shares[n], axes.get(n, ())) > 1 + TOO_MUCH)
-    return next(over, None)
+    return next((n for n in over if n not in pooled), None)
+
+
+def _is_weighed(note: Note | None) -> bool:
+    """Whether an operation carries part of the shares of the pool that reads it."""
+    return isinstance(note, FieldNote) and note.weighed is not None
 
 
 def _most(node: fx.Node, shares: Tensor, axes: Axes) -> float:
-    """The most that stands at one place of a tensor, its features summed. ``shares``: (batch, parts
-    + 1, ...), as coarse as a field."""
+    """The most that stands at one place of a tensor, its features summed. ``shares``: (batch,
+    parts, ...), as coarse as a field."""
     level, shape = level_of(axes), val(node).shape
     beside = [n for f in level.mixed for n, t in zip(f.sizes, f.tokens, strict=True) if not t]
     features = math.prod([*(shape[i] for i in level.plain), *beside])
@@ -69,4 +76,4 @@ def _most(node: fx.Node, shares: Tensor, axes: Axes) -> float:
         return levelled(torch.cat([fine, torch.ones_like(fine[:1])]), level)[:-1]
 
     each = features * math.prod(shares.shape[2:]) / max(math.prod(shape), 1)
-    return float(per_sample(means, shares[:, :-1]).max()) * each
+    return float(per_sample(means, shares).max()) * each

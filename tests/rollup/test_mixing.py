@@ -465,6 +465,34 @@ def test_padding_on_either_side_receives_exactly_nothing():
     assert (e.row[mask == 0] == 0).all() and (e.scores[mask == 0] == 0).all()
 
 
+class Upsampled(Sequence):
+    """Every token becomes two, side by side, some of which a mask leaves out of their mean (SEW)."""
+
+    def __init__(self, masked):
+        super().__init__(Layer(), Layer())
+        self.up, self.masked = nn.Linear(WIDTH, 2 * WIDTH), masked
+
+    def forward(self, x, mask):
+        x = self.embed(x) + self.position
+        for layer in self.layers:
+            x = layer(x)
+        x = self.masked(self.up(x).reshape(len(x), 2 * N, WIDTH), mask[..., None])
+        return self.head(x.sum(1) / mask.sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    "masked", [lambda x, m: x * m, lambda x, m: x.masked_fill(m == 0, 0.0)], ids=["times", "filled"]
+)
+def test_a_masked_mean_of_halves_of_tokens(masked):
+    mask = torch.ones(SAMPLES, 2 * N, dtype=torch.long)
+    mask[0, 9:], mask[1, :3] = 0, 0
+    e = explained(Upsampled(masked), {"x": tokens(), "mask": mask})
+    read = (mask.double() / mask.sum(1, keepdim=True)).unflatten(1, (N, 2)).sum(2)
+    a, b = matrices(e)
+    agree(e.identity, read)
+    agree(e.row, (read[:, None] @ (ONE + b) @ (ONE + a))[:, 0])
+
+
 BLOCKS = {
     "layer": Layer,
     "mixer": Mixer,
