@@ -148,14 +148,15 @@ class Merges:
         alike = [t for t in terms if val(t).shape == val(term).shape]
         if len(terms) < 2 or len(alike) < 2:
             return 1 / len(terms)
-        x = self._nearest(bit, tuple(terms))
-        there = [self.present.at(t, bit, x) for t in alike]
+        there = [self.present.at(t, bit) for t in alike]
         if all(t is None for t in there):
             return 1 / len(terms)
-        one = torch.ones((), device="cpu")
-        own = there[alike.index(term)]
-        count = sum((one if t is None else t for t in there), torch.zeros_like(one))
-        share = (one if own is None else own) / (count + len(terms) - len(alike)).clamp(min=1)
+        one = torch.ones((), dtype=torch.float64, device="cpu")
+        wide = torch.broadcast_tensors(*(one if t is None else t for t in there))
+        if all(torch.equal(t, wide[0]) for t in wide):
+            return 1 / len(terms)
+        count = torch.stack(wide).sum(0) + len(terms) - len(alike)
+        share = wide[alike.index(term)] / count.clamp(min=1)
         return Places(share)
 
     def _after_skips(self, terms: list[fx.Node], bit: int) -> list[fx.Node]:

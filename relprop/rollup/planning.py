@@ -16,11 +16,10 @@ from relprop.rollup.heads import lies_beside
 from relprop.rollup.merges import PLACED, Merges
 from relprop.rollup.notes import rollup_notes
 from relprop.rollup.present import ANY
-from relprop.rollup.sources import Sources, all_of, bits_of
+from relprop.rollup.sources import FIRST_ALONE, Sources, all_of, bits_of
 from relprop.rollup.streams import Stream, streams
 from relprop.rules.mixing import mixed, weighed
 from relprop.rules.notes import (
-    ConvolutionNote,
     FieldNote,
     Folded,
     LinearNote,
@@ -179,7 +178,8 @@ class _Parts:
         beside = lies_beside(step.node, self.merges.axes)
         rule = step.rule if plain else sharing(step.rule, shares, level, beside and sum(needed) > 1)
         note = step.note
-        if isinstance(note, ConvolutionNote):  # its windows may hold padding from before
+        lone = isinstance(note, LinearNote) and note.folded == 1
+        if isinstance(note, FieldNote) and kind(step.node) in FIRST_ALONE and not lone:
             note = replace(note, there=self.merges.present.at(step.operands[0], ANY))
         return replace(step, rule=rule, needed=needed, note=note) if any(needed) else None
 

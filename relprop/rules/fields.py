@@ -136,8 +136,18 @@ def projected(field: Field, call: Call) -> Fields:
     """linear: the number of a position is the mean over the features that carry one; k tokens
     folded into the input get 1/k each."""
     numbers, present = number(field, (-1,))
-    folded = call.noted(LinearNote).folded
-    return (spread(numbers / folded, present), *(None for _ in call.operands[1:]))
+    note = call.noted(LinearNote)
+    each = _each(numbers, note.folded, note.there, (-1,))
+    return (spread(each, present), *(None for _ in call.operands[1:]))
+
+
+def _each(numbers: Tensor, count: int, there: Tensor | None, along: tuple[int, ...]) -> Tensor:
+    """What each of ``count`` tokens along some axes has of numbers, in even shares; padding has
+    none."""
+    if there is None:
+        return numbers / count
+    there = there.to(numbers)
+    return numbers * per_count(there, count * there.mean(along, keepdim=True))
 
 
 @rule(family="rollup", reads="", name="field: mean over what is pooled")
@@ -147,7 +157,7 @@ def pooled(field: Field, call: Call) -> Fields:
     for i in sorted(note.reduced) if len(note.shape) < call.inputs[0].dim() else ():
         field = field.unsqueeze(i + 1)
     numbers, present = number(field, ())
-    return (spread(numbers / note.pooled, present),)
+    return (spread(_each(numbers, note.pooled, note.there, note.reduced), present),)
 
 
 def attended(first: int | None = None) -> Rule:

@@ -58,9 +58,10 @@ def spread_evenly(field: Field, call: Call) -> Fields:
         made: Tensor = call.apply(*wide)
         return made
 
-    ones = torch.ones(operand_shape(call, at), dtype=field.dtype, device=field.device)
-    field = spread(*number(finer(field, call.noted(FieldNote).shape), ()))
-    placed = _even(field, operation, ones)
+    note = call.noted(FieldNote)
+    there = field.new_ones(()) if note.there is None else note.there.to(field)  # no padding
+    field = spread(*number(finer(field, note.shape), ()))
+    placed = _even(field, operation, there.expand(operand_shape(call, at)))
     return tuple(placed if i == at else None for i in range(len(call.operands)))
 
 

@@ -466,7 +466,7 @@ def test_padding_on_either_side_receives_exactly_nothing():
 
 
 class Upsampled(Sequence):
-    """Every token becomes two, side by side, some of which a mask leaves out of their mean (SEW)."""
+    """Every token becomes two, side by side; a mask leaves some of them out of their mean (SEW)."""
 
     def __init__(self, masked):
         super().__init__(Layer(), Layer())
@@ -491,6 +491,42 @@ def test_a_masked_mean_of_halves_of_tokens(masked):
     a, b = matrices(e)
     agree(e.identity, read)
     agree(e.row, (read[:, None] @ (ONE + b) @ (ONE + a))[:, 0])
+
+
+class Merging(nn.Module):
+    """Tokens are padded to a number that can be divided by three, and three are one (Swin)."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.down = how, nn.Linear(3 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.how(F.pad(x, (0, 0, 0, -x.shape[1] % 3)), self.down)
+
+
+MERGES = {
+    "view": lambda x, down: down(x.unflatten(1, (-1, 3)).flatten(2)),
+    "slices": lambda x, down: down(torch.cat([x[:, k::3] for k in range(3)], -1)),
+    "slices of a view": lambda x, down: down(
+        torch.cat(x.unflatten(1, (-1, 3)).unbind(2)[::-1], -1)
+    ),
+    "mean": lambda x, down: x.unflatten(1, (-1, 3)).mean(2),
+    "sum": lambda x, down: x.unflatten(1, (-1, 3)).sum(2),
+    "pool": lambda x, down: F.avg_pool1d(x.mT, 3).mT,
+    "convolution": lambda x, down: F.conv1d(x.mT, down.weight.unflatten(1, (-1, 3)), stride=3).mT,
+    "sum of slices": lambda x, down: x[:, ::3] + x[:, 1::3] + x[:, 2::3],
+}
+
+
+@pytest.mark.parametrize("how", MERGES.values(), ids=list(MERGES))
+def test_padding_that_is_merged_with_tokens_is_none(how):
+    merged = -(-N // 3)
+    p = torch.zeros(merged, N).double()
+    for k in range(N):
+        p[k // 3, k] = 1 / min(3, N - 3 * (k // 3))
+    assert N % 3
+    e = explained(Sequence(Layer(), Merging(how), Layer(), pool=lambda x: x.mean(1)), tokens())
+    compare(e, lambda a, b: (eye(merged) + b) @ p @ (ONE + a), eye(merged).double().mean(0))
 
 
 BLOCKS = {
