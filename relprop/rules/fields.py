@@ -31,7 +31,8 @@ Fields = tuple[Field | None, ...]
 
 def number(field: Field, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Σsum/Σcount over ``dims`` (kept, counted without the channel axis), and whether anything
-    carries it."""
+    carries it. The count tells features that are read from others: values cut from one layer with
+    queries and keys, a target that reads one feature (every block of ``test_graphs`` needs it)."""
     axes = tuple(d + 1 if d >= 0 else d for d in dims)
     summed = field.sum(axes, keepdim=True) if axes else field
     count = summed[-1:]

@@ -76,4 +76,5 @@ def _most(node: fx.Node, shares: Tensor, axes: Axes) -> float:
         return levelled(torch.cat([fine, torch.ones_like(fine[:1])]), level)[:-1]
 
     each = features * math.prod(shares.shape[2:]) / max(math.prod(shape), 1)
-    return float(per_sample(means, shares).max()) * each
+    most: float = per_sample(means, shares).max().item() * each
+    return most
