@@ -56,7 +56,7 @@ class HuggingFace(Adapter):
     def token_inputs(self, model: nn.Module, inputs: Inputs) -> tuple[str, ...] | None:
         """The main inputs of the model and of its parts (text and vision towers), a decoder's ids,
         ready embeddings and features; of a module around a model that is left to the graph."""
-        if _pretrained(model) is not model:
+        if _is_around_one(model):
             return None
         names = [getattr(module, "main_input_name", ()) for module in model.modules()]
         main = {
@@ -123,10 +123,16 @@ def _pretrained(model: nn.Module) -> nn.Module | None:
     return next((m for m in model.modules() if isinstance(m, kind)), None)
 
 
+def _is_around_one(model: nn.Module) -> bool:
+    """Whether a module of the user's own holds the ``PreTrainedModel``; adapters' wrappers do not
+    count."""
+    inner = getattr(model, "get_base_model", lambda: model)()
+    return inner is not _pretrained(inner)
+
+
 def _of_config(model: nn.Module, name: str) -> Any:
-    """What the config of a ``PreTrainedModel`` says; ``None`` of a module around one, whose head is
-    its own."""
-    return getattr(model.config, name, None) if _pretrained(model) is model else None
+    """What the config says; ``None`` of a module around a model, whose head is its own."""
+    return None if _is_around_one(model) else getattr(model.config, name, None)
 
 
 def _names(model: nn.Module) -> Mapping[Any, Any]:

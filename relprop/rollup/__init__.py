@@ -12,7 +12,7 @@ from relprop.rollup.layers import (
     token_axes,
     tokens_of,
 )
-from relprop.rollup.planning import RollUpPlan, rollup_plan, rollup_plan_through
+from relprop.rollup.planning import RollUpPlan, level_of, rollup_plan, rollup_plan_through
 from relprop.rollup.streams import Stream
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "block_input",
     "last_stream",
     "layer_outputs",
+    "level_of",
     "rollup_plan",
     "rollup_plan_through",
     "skip_of",

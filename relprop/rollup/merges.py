@@ -4,17 +4,18 @@ which a way leads from that source (docs/residual_connections.md)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import fx
 
-from relprop.operations import FILLS, MOVES, Kind, argument, kind, operand
+from relprop.operations import FILLS, MOVES, Kind, kind, operand
 from relprop.plan import Step
+from relprop.rollup.heads import Heads, lies_beside, weight_of
 from relprop.rollup.present import Present
-from relprop.rollup.sources import Sources, all_of
+from relprop.rollup.sources import Sources
 from relprop.rules.shares import Places, Weight
-from relprop.tracer.atoms import Axes, is_token, token_count
+from relprop.tracer.atoms import Axes, token_count
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.order import Flow
 
@@ -60,38 +61,33 @@ class Merges:
         self._uses = {n: [u for u in n.users if u in flow.members] for n in flow.nodes}
         self.sums: dict[fx.Node, fx.Node] = {}  # the last sum of the sums that each is part of
         added = [n for n in flow.nodes if kind(n) is Kind.SUM and is_merge(n, flow)]
+        after = {node: self._next_sum(node) for node in added}
         for node in reversed(added):
-            after = self._next_sum(node)
-            self.sums[node] = node if after is None else self.sums[after]
+            self.sums[node] = self.sums.get(after[node][0], node)
+        inside = set(after.values())
         self.terms: dict[fx.Node, list[fx.Node]] = {}
         for node in added:
             terms = [o for o in tensor_inputs(node) if o in flow.members]
-            own = [o for o in terms if self._sum_behind(o, node) is None]
+            own = [o for o in terms if (node, o) not in inside]
             self.terms.setdefault(self.sums[node], []).extend(own)
         self._skips: dict[tuple[fx.Node, ...], list[fx.Node]] = {}
         self._roots: dict[tuple[int, tuple[fx.Node, ...]], fx.Node | None] = {}
-        self._heads: dict[fx.Node, int] = {}
+        self._heads = Heads(flow, axes, sources)
 
     # -- sums of sums are one sum
 
-    def _next_sum(self, node: fx.Node) -> fx.Node | None:
-        """The sum that ``node`` is a term of and nothing else, if there is one."""
-        while len(self._uses[node]) == 1 and tensor_inputs(self._uses[node][0]).count(node) == 1:
-            node = self._uses[node][0]
-            if kind(node) is Kind.SUM and is_merge(node, self.flow):
-                return node
-            if len(self.flow.inputs[node]) > 1 or not keeps_tokens(node, self.flow):
-                return None
-        return None
-
-    def _sum_behind(self, term: fx.Node, node: fx.Node) -> fx.Node | None:
-        """The sum whose result ``term`` is, if it is one sum with ``node``."""
-        while term not in self.sums:
-            if len(self.flow.inputs[term]) != 1 or len(self._uses[term]) != 1:
-                return None
-            term = self.flow.inputs[term][0]
-        same = self.sums[term] is self.sums[node] and self._next_sum(term) is node
-        return term if same else None
+    def _next_sum(self, node: fx.Node) -> tuple[fx.Node, fx.Node]:
+        """The sum that ``node`` is a term of and nothing else, if there is one, and as which term;
+        else ``node`` itself."""
+        term = node
+        while len(self._uses[term]) == 1 and tensor_inputs(self._uses[term][0]).count(term) == 1:
+            (above,) = self._uses[term]
+            if kind(above) is Kind.SUM and is_merge(above, self.flow):
+                return above, term
+            if len(self.flow.inputs[above]) > 1 or not keeps_tokens(above, self.flow):
+                break
+            term = above
+        return node, node
 
     # -- the rules
 
@@ -105,12 +101,13 @@ class Merges:
             counted = self._after_skips([t for t in terms if self.sources.of(t) & bit], bit)
             return {i: self._of_sum(step.operands[i], terms, counted, bit) for i in reached}
         if kind(node) is Kind.LINEAR:
-            return dict.fromkeys(reached, self._modules(node, bit))
-        if self.has_places(node):
+            return dict.fromkeys(reached, self._heads.modules(node, bit))
+        beside = lies_beside(node, self.axes)
+        if kind(node) in PLACED or (kind(node) is Kind.JOIN and not beside):
             return dict.fromkeys(reached, 1.0)
-        if kind(node) is Kind.JOIN:
-            beside = [(o, o) for o, takes in zip(step.operands, taken, strict=True) if takes]
-            if (share := self._share_of_heads(beside, bit)) is not None:
+        if beside:
+            pieces = [(o, o) for o, takes in zip(step.operands, taken, strict=True) if takes]
+            if (share := self._heads.share(pieces, bit)) is not None:
                 return dict.fromkeys(reached, share)
         terms = [step.operands[i] for i in reached]
         if len(terms) > 1:
@@ -124,8 +121,25 @@ class Merges:
         """What a term of a sum carries; a sum that is part of this one has terms of its own."""
         if term not in terms:
             return 1.0
-        share = self._share_of_heads(self._cut_weight(term, terms), bit)
+        share = self._heads.share(self._of_one_weight(term, terms), bit)
         return self._part(term, counted, bit) if share is None else share
+
+    def _of_one_weight(self, term: fx.Node, terms: list[fx.Node]) -> list[tuple[fx.Node, fx.Node]]:
+        """The terms of a sum that are layers with parts of one output weight, ``term``'s among
+        them, and what each reads."""
+        layers = {t: layer for t in terms if (layer := self._layer(t)) is not None}
+        same = [
+            t for t in layers if term in layers and weight_of(layers[t]) is weight_of(layers[term])
+        ]
+        return [(t, operand(layers[t])) for t in same] if len(same) > 1 else []
+
+    def _layer(self, term: fx.Node) -> fx.Node | None:
+        """The linear layer whose result a term is, if it is one."""
+        while kind(term) is not Kind.LINEAR:
+            if len(self.flow.inputs[term]) != 1 or not keeps_tokens(term, self.flow):
+                return None
+            term = self.flow.inputs[term][0]
+        return term
 
     def _part(self, term: fx.Node, terms: list[fx.Node], bit: int) -> Weight:
         """1/k of the k terms that are there, place by place where some are not everywhere."""
@@ -134,14 +148,15 @@ class Merges:
         alike = [t for t in terms if val(t).shape == val(term).shape]
         if len(terms) < 2 or len(alike) < 2:
             return 1 / len(terms)
-        x = self._nearest(bit, tuple(terms))
-        there = [self.present.at(t, bit, x) for t in alike]
+        there = [self.present.at(t, bit) for t in alike]
         if all(t is None for t in there):
             return 1 / len(terms)
-        one = torch.ones((), device="cpu")
-        own = there[alike.index(term)]
-        count = sum((one if t is None else t for t in there), torch.zeros_like(one))
-        share = (one if own is None else own) / (count + len(terms) - len(alike)).clamp(min=1)
+        one = torch.ones((), dtype=torch.float64, device="cpu")
+        wide = torch.broadcast_tensors(*(one if t is None else t for t in there))
+        if all(torch.equal(t, wide[0]) for t in wide):
+            return 1 / len(terms)
+        count = torch.stack(wide).sum(0) + len(terms) - len(alike)
+        share = wide[alike.index(term)] / count.clamp(min=1)
         return Places(share)
 
     def _after_skips(self, terms: list[fx.Node], bit: int) -> list[fx.Node]:
@@ -188,124 +203,5 @@ class Merges:
             term = self.flow.inputs[term][0]
         return True
 
-    def _share_of_heads(self, terms: Sequence[tuple[fx.Node, fx.Node]], bit: int) -> float | None:
-        """Maps whose results lie side by side before any layer are the heads of one: each counts
-        with its number of heads over the sum of them. ``None`` for other sources. ``terms``: what
-        lies side by side, and each before the part of one output weight that reads it."""
-        mine = [o for t, o in terms if self.sources.of(t) & bit]
-        pieces = self._pieces(terms)
-        if len(mine) != 1 or mine[0] not in pieces or not self._is_map(bit):
-            return None
-        if not self.sources.bare.get(mine[0], 0) & bit:
-            return None
-        return self._heads_at(mine[0]) / sum(map(self._heads_at, pieces))
-
-    def _pieces(self, terms: Sequence[tuple[fx.Node, fx.Node]]) -> list[fx.Node]:
-        """The tensors, if in each of several are maps that are in no other; maps from before what
-        all of them branch off from do not count."""
-        sources, flow = self.sources, self.flow
-        x = flow.common_dominator(o for _, o in terms) if terms else None
-        maps = all_of(
-            bit
-            for node, bit in sources.bits.items()
-            if node in sources.sites and (x is None or (x is not node and flow.reaches(x, node)))
-        )
-        found = []
-        for i, (_, o) in enumerate(terms):
-            others = all_of(sources.of(t) for k, (t, _) in enumerate(terms) if k != i)
-            if sources.bare.get(o, 0) & maps & ~others:
-                found.append(o)
-        return found if len(found) == len(terms) > 1 else []
-
-    def _heads_at(self, node: fx.Node) -> int:
-        """How many heads lie side by side in a tensor that no layer has read yet."""
-        if node in self.sources.sites:
-            made = self._axes_of(self.sources.sites[node].attention)[:-2]
-            return math.prod(a.size for axis in made for a in axis if a.kind != "token")
-        if node not in self._heads:
-            above = [i for i in self.flow.inputs[node] if self.sources.bare.get(i, 0)]
-            beside = kind(node) is Kind.JOIN and not self.has_places(node)
-            pieces = self._pieces([(o, o) for o in above]) if beside else []
-            heads = list(map(self._heads_at, pieces or above))
-            self._heads[node] = sum(heads) if pieces else max(heads, default=0)
-        return self._heads[node]
-
-    def _cut_weight(self, term: fx.Node, terms: list[fx.Node]) -> list[tuple[fx.Node, fx.Node]]:
-        """The terms of a sum that are layers with parts of one output weight, ``term``'s among
-        them."""
-        layers = {t: layer for t in terms if (layer := self._layer(t)) is not None}
-        own = layers.get(term)
-        if own is None:
-            return []
-        weight = _root(operand(own, 1))
-        same = [(t, n) for t, n in layers.items() if _root(operand(n, 1)) is weight]
-        return [(t, operand(n)) for t, n in same] if len(same) > 1 else []
-
-    def _layer(self, term: fx.Node) -> fx.Node | None:
-        """The linear layer whose result a term is, if it is one."""
-        while kind(term) is not Kind.LINEAR:
-            if len(self.flow.inputs[term]) != 1 or not keeps_tokens(term, self.flow):
-                return None
-            term = self.flow.inputs[term][0]
-        return term
-
-    def _modules(self, layer: fx.Node, bit: int) -> float:
-        """Modules that were added, and are one module with one projection now, count whole: as many
-        as it has output weights. For what comes from an attention map before any layer."""
-        count = _weights_of(layer)
-        if (
-            count < 2
-            or not _adds(layer)
-            or not self._is_map(bit)
-            or not self.sources.bare[operand(layer)] & bit
-        ):
-            return 1.0
-        left = [self.sources.sites[self.sources.roots(bit)[0]].attention]
-        while left:  # the layers that make the map: it has the heads of as many modules
-            node = left.pop()
-            if kind(node) is not Kind.LINEAR:
-                left += self.flow.inputs.get(node, ())
-            elif _weights_of(node) == count:
-                return float(count)
-        return 1.0
-
-    def _is_map(self, bit: int) -> bool:
-        return self.sources.roots(bit)[0] in self.sources.sites
-
-    # -- tokens
-
-    def has_places(self, node: fx.Node) -> bool:
-        """Whether each operand takes places of its own: tokens laid one after another, writes."""
-        if kind(node) is not Kind.JOIN:
-            return kind(node) in PLACED
-        dims = val(node).dim()
-        dim = argument(node, "dim") % max(dims, 1)
-        axis = self._axes_of(node)[dim]
-        return dims < 2 or (is_token(axis) if dim == dims - 1 else token_count(axis) > 1)
-
     def _tokens(self, node: fx.Node) -> int:
-        return math.prod(map(token_count, self._axes_of(node)))
-
-    def _axes_of(self, node: fx.Node) -> Axes:
-        return self.axes.get(node, ((),) * val(node).dim())
-
-
-def _weights_of(layer: fx.Node) -> int:
-    """How many parameters a layer's weight was joined of."""
-    weight = operand(layer, 1)
-    while kind(weight) in MOVES and len(tensor_inputs(weight)) == 1:
-        weight = tensor_inputs(weight)[0]
-    return len({_root(w) for w in tensor_inputs(weight)}) if kind(weight) is Kind.JOIN else 1
-
-
-def _adds(layer: fx.Node) -> bool:
-    """Whether a layer adds what several weights make of parts of its input."""
-    weight = operand(layer, 1)
-    return kind(weight) is Kind.JOIN and argument(weight, "dim") in (1, -1)
-
-
-def _root(weight: fx.Node) -> fx.Node:
-    """The parameter of which a weight is a part."""
-    while weight.op == "call_function" and len(tensor_inputs(weight)) == 1:
-        weight = tensor_inputs(weight)[0]
-    return weight
+        return math.prod(map(token_count, self.axes.get(node, ())))

@@ -12,14 +12,14 @@ from torch import Tensor, fx
 from relprop.errors import RollUpError, message
 from relprop.operations import Kind, kind
 from relprop.plan import Plan, Step, flowing, make_field_plan
+from relprop.rollup.heads import lies_beside
 from relprop.rollup.merges import PLACED, Merges
 from relprop.rollup.notes import rollup_notes
 from relprop.rollup.present import ANY
-from relprop.rollup.sources import Sources, all_of, bits_of
+from relprop.rollup.sources import FIRST_ALONE, Sources, all_of, bits_of
 from relprop.rollup.streams import Stream, streams
 from relprop.rules.mixing import mixed, weighed
 from relprop.rules.notes import (
-    ConvolutionNote,
     FieldNote,
     Folded,
     LinearNote,
@@ -28,6 +28,7 @@ from relprop.rules.notes import (
 from relprop.rules.presets import PAPER
 from relprop.rules.rollup import ROLLUP
 from relprop.rules.shares import Carry, Level, Share, Weight, sharing
+from relprop.tracer.atoms import Axes
 from relprop.tracer.editing import val
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site, describe
@@ -174,10 +175,11 @@ class _Parts:
             level, shares = self._placed(step, shares)
         needed = tuple(s is not None for s in shares)
         plain = all(s is None or s.is_plain for s in shares)
-        beside = kind(step.node) is Kind.JOIN and not self.merges.has_places(step.node)
+        beside = lies_beside(step.node, self.merges.axes)
         rule = step.rule if plain else sharing(step.rule, shares, level, beside and sum(needed) > 1)
         note = step.note
-        if isinstance(note, ConvolutionNote):  # its windows may hold padding from before
+        lone = isinstance(note, LinearNote) and note.folded == 1
+        if isinstance(note, FieldNote) and kind(step.node) in FIRST_ALONE and not lone:
             note = replace(note, there=self.merges.present.at(step.operands[0], ANY))
         return replace(step, rule=rule, needed=needed, note=note) if any(needed) else None
 
@@ -220,19 +222,21 @@ class _Parts:
         return self.level(step.node), tuple(own)
 
     def level(self, node: fx.Node) -> Level:
-        """Which axes of a tensor hold features alone, or one thing many times; what else is unknown
-        may be tokens."""
-        axes = self.merges.axes.get(node, ())
-        features = [
-            [a.kind != "token" and (a.repeated or a.kind == "feature") for a in axis]
-            for axis in axes
-        ]
-        mixed = tuple(
-            Folded(i, tuple(a.size for a in axes[i]), tuple(not f for f in own))
-            for i, own in enumerate(features)
-            if any(own) and not all(own)
-        )
-        return Level(tuple(i for i, own in enumerate(features) if all(own)), mixed)
+        return level_of(self.merges.axes.get(node, ()))
+
+
+def level_of(axes: Axes) -> Level:
+    """Which axes of a tensor hold features alone, or one thing many times; what else is unknown may
+    be tokens."""
+    features = [
+        [a.kind != "token" and (a.repeated or a.kind == "feature") for a in axis] for axis in axes
+    ]
+    mixed = tuple(
+        Folded(i, tuple(a.size for a in axes[i]), tuple(not f for f in own))
+        for i, own in enumerate(features)
+        if any(own) and not all(own)
+    )
+    return Level(tuple(i for i, own in enumerate(features) if all(own)), mixed)
 
 
 def _split(whole: int, arriving: Iterable[list[_Some]]) -> list[int]:
@@ -253,7 +257,7 @@ def _handed_on(step: Step, parts: list[int], merges: Merges) -> dict[int, list[_
         return {i: [(sources.of(step.operands[i]), 0, 1.0, ())] for i in taken}
     if len(taken) == 1 and kind(node) not in (Kind.LINEAR, Kind.JOIN, Kind.SUM):
         return {taken[0]: [(mask, k, 1.0, ()) for k, mask in enumerate(parts)]}
-    beside = kind(node) is Kind.JOIN and not merges.has_places(node)
+    beside = lies_beside(node, merges.axes)
     found: dict[int, dict[tuple[int, Weight, tuple[int, ...]], int]] = {}
     for k, part in enumerate(parts):
         for bit in bits_of(part):

@@ -33,15 +33,10 @@ class Present:
         kinds = (Kind.PAD, Kind.JOIN)
         self._makers = [n for n in flow.nodes if kind(n) in kinds and n in sources.reach]
 
-    def at(self, node: fx.Node, bit: int, after: fx.Node | None = None) -> Tensor | None:
-        """Where tokens of a source stand at a node; ``None``: everywhere, or where they stand at
-        ``after``."""
+    def at(self, node: fx.Node, bit: int) -> Tensor | None:
+        """Where tokens of a source stand at a node; ``None``: everywhere."""
         makers = [n for n in self._makers if self._leaves_out(n, bit) and self._counts(n, bit)]
-        reaches = self.flow.reaches
-        if not any(
-            reaches(n, node) and (after is None or (n is not after and reaches(after, n)))
-            for n in makers
-        ):
+        if not any(self.flow.reaches(n, node) for n in makers):
             return None
         known = self._made.setdefault(bit, {})
         if node not in known:

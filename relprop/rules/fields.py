@@ -31,7 +31,8 @@ Fields = tuple[Field | None, ...]
 
 def number(field: Field, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Σsum/Σcount over ``dims`` (kept, counted without the channel axis), and whether anything
-    carries it."""
+    carries it. The count tells features that are read from others: values cut from one layer with
+    queries and keys, a target that reads one feature (every block of ``test_graphs`` needs it)."""
     axes = tuple(d + 1 if d >= 0 else d for d in dims)
     summed = field.sum(axes, keepdim=True) if axes else field
     count = summed[-1:]
@@ -64,9 +65,9 @@ def sum_axis(field: Field, axis: int, tokens: bool, times: int = 1) -> Field:
     ``times``: how many places each number stands for."""
     if not tokens:
         return field.sum(axis, keepdim=True) * times
-    numbers, present = field[:-1], field[-1:]
-    numbers = per_count(numbers, present).sum(axis, keepdim=True)
-    return torch.cat([numbers * times, present.sign().amax(axis, keepdim=True)])
+    numbers, present = number(field, ())
+    numbers = numbers.sum(axis, keepdim=True)
+    return torch.cat([numbers * times, present.amax(axis, keepdim=True)])
 
 
 def operand_shape(call: Call, index: int) -> tuple[int, ...]:
@@ -98,8 +99,7 @@ def moved(field: Field, call: Call, inverse: Inverse) -> Fields:
     """Moves take sums and counts to where the values came from; ``inverse`` takes a field there."""
     note = call.noted(FieldNote)
     if note.adds:  # one token of the input is several of the output: their numbers add
-        numbers, present = number(field, ())
-        field = torch.cat([numbers * present, present])
+        field = spread(*number(field, ()))
     fields = inverse(field, call, note.shape)
     shares = iter([_once(f) for f in fields] if note.adds else fields)
     return tuple(next(shares) if x.is_floating_point() else None for x in call.inputs)
@@ -137,8 +137,18 @@ def projected(field: Field, call: Call) -> Fields:
     """linear: the number of a position is the mean over the features that carry one; k tokens
     folded into the input get 1/k each."""
     numbers, present = number(field, (-1,))
-    folded = call.noted(LinearNote).folded
-    return (spread(numbers / folded, present), *(None for _ in call.operands[1:]))
+    note = call.noted(LinearNote)
+    each = _each(numbers, note.folded, note.there, (-1,))
+    return (spread(each, present), *(None for _ in call.operands[1:]))
+
+
+def _each(numbers: Tensor, count: int, there: Tensor | None, along: tuple[int, ...]) -> Tensor:
+    """What each of ``count`` tokens along some axes has of numbers, in even shares; padding has
+    none."""
+    if there is None:
+        return numbers / count
+    there = there.to(numbers)
+    return numbers * per_count(there, count * there.mean(along, keepdim=True))
 
 
 @rule(family="rollup", reads="", name="field: mean over what is pooled")
@@ -148,32 +158,47 @@ def pooled(field: Field, call: Call) -> Fields:
     for i in sorted(note.reduced) if len(note.shape) < call.inputs[0].dim() else ():
         field = field.unsqueeze(i + 1)
     numbers, present = number(field, ())
-    return (spread(numbers / note.pooled, present),)
+    return (spread(_each(numbers, note.pooled, note.there, note.reduced), present),)
 
 
-@rule(family="rollup", reads="", name="field: attention site")
-def attended(field: Field, call: Call) -> Fields:
-    """Attention: V's rows receive fieldᵀ·(∇A ⊙ R)⁺ per head (Eq. 13); queries and keys receive
-    nothing. No matrix: nothing passes.
+def attended(first: int | None = None) -> Rule:
+    """Attention: V's rows receive fieldᵀ·(∇A ⊙ R)⁺ per head (Eq. 13), as ``taken_through`` says;
+    queries and keys receive nothing. No matrix: nothing passes."""
+
+    def function(field: Field, call: Call) -> Fields:
+        """The field of V: of each query's number and the matrix, the same for all of V's
+        features."""
+        note = call.noted(SiteNote)
+        v_at = 0 if note.transposed else 1
+        numbers, there = of_queries(field, note)
+        received = None
+        if call.extra is not None:
+            received = taken_through(numbers, call.extra, transposed=note.transposed, first=first)
+        made = of_values(received, there, operand_shape(call, v_at), note, len(numbers))
+        return tuple(made if i == v_at else None for i in range(2))
+
+    return Rule(function, "field: attention site", "rollup", frozenset())
+
+
+def taken_through(
+    numbers: Tensor, matrix: Tensor, *, transposed: bool, first: int | None = None
+) -> Tensor:
+    """What keys receive of the queries' ``numbers`` through a matrix: fieldᵀ·M.
 
     A matrix without a channel axis is the scores', the first channel's, which take of all channels,
     and the identity gets nothing: they are apart so that a small score is not lost beside the
-    identity in float32. A matrix with a channel axis, of length 1, serves every channel.
+    identity in float32. A matrix with a channel axis, of length 1, serves every channel. ``first``:
+    of one site alone, what its matrices (one, or a channel each) make of the identity, the last
+    channel, goes into the channels from there on.
     """
-
-    def through(numbers: Tensor, matrix: Tensor) -> Tensor:
-        return taken_through(numbers, matrix, transposed=call.noted(SiteNote).transposed)
-
-    return _to_values(field, call, through)
-
-
-def taken_through(numbers: Tensor, matrix: Tensor, *, transposed: bool) -> Tensor:
-    """What keys receive of the queries' ``numbers`` through a matrix: fieldᵀ·M."""
-    if matrix.dim() == numbers.dim():  # one for all channels: one product for all, side by side
+    if first is None and matrix.dim() == numbers.dim():  # one product for all, side by side
         side = -2 if transposed else -1
         return _through(numbers.transpose(0, side), matrix, transposed).transpose(0, side)
-    made = _through(numbers.sum(0), matrix, transposed).unsqueeze(0)
-    return torch.cat([made, torch.zeros_like(made).expand(len(numbers) - 1, *made.shape[1:])])
+    taken = numbers.sum(0, keepdim=True) if first is None else numbers[-1:]
+    made = _through(taken, matrix, transposed)
+    none, before = torch.zeros_like(made[:1]), first or 0
+    behind = none.expand(len(numbers) - before - len(made), *none.shape[1:])
+    return torch.cat([none.expand(before, *none.shape[1:]), made, behind])
 
 
 def _through(numbers: Tensor, matrix: Tensor, transposed: bool) -> Tensor:
@@ -181,41 +206,6 @@ def _through(numbers: Tensor, matrix: Tensor, transposed: bool) -> Tensor:
     many times as long. A model may compute some maps in another precision than its output."""
     matrix = matrix.to(numbers.dtype)
     return numbers @ matrix.mT if transposed else (numbers.mT @ matrix).mT
-
-
-def attended_once(first: int) -> Rule:
-    """The same for one site alone: what its matrices (a channel each) make of the identity goes
-    into the channels from ``first`` on; no other gets anything."""
-
-    def function(field: Field, call: Call) -> Fields:
-        def through(numbers: Tensor, matrices: Tensor) -> Tensor:
-            transposed = call.noted(SiteNote).transposed
-            return taken_once(numbers, matrices, first, transposed=transposed)
-
-        return _to_values(field, call, through)
-
-    return Rule(function, "field: one attention site", "rollup", frozenset())
-
-
-def taken_once(numbers: Tensor, matrices: Tensor, first: int, *, transposed: bool) -> Tensor:
-    """What keys receive of the identity's numbers, the last, through a matrix per channel, or one
-    without a channel axis, in the channels from ``first`` on."""
-    identity = numbers[-1:]
-    made = _through(identity, matrices, transposed)
-    none, behind = torch.zeros_like(made[:1]), len(numbers) - first - len(made)
-    before = none.expand(first, *made.shape[1:])
-    return torch.cat([before, made, none.expand(behind, *made.shape[1:])])
-
-
-def _to_values(field: Field, call: Call, through: Callable[[Tensor, Tensor], Tensor]) -> Fields:
-    """The field of V: ``through`` (of each query's number and the matrix), per head, the same for
-    all of V's features."""
-    note = call.noted(SiteNote)
-    v_at = 0 if note.transposed else 1
-    numbers, there = of_queries(field, note)
-    received = None if call.extra is None else through(numbers, call.extra)
-    made = of_values(received, there, operand_shape(call, v_at), note, len(numbers))
-    return tuple(made if i == v_at else None for i in range(2))
 
 
 def of_queries(field: Field, note: SiteNote) -> tuple[Tensor, Tensor]:

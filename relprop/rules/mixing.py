@@ -6,9 +6,12 @@ Each share is positive and those of one output sum to 1, so that nothing is lost
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from relprop.numerics import per_count
 from relprop.rules.call import Call
 from relprop.rules.coarse import finer, finer_along
 from relprop.rules.fields import (
@@ -34,10 +37,9 @@ def weighed(field: Field, call: Call) -> Fields:
         for f in (torch.ones_like, torch.zeros_like)
     )
     weights = (ones - zeros).abs().to(field.dtype)
-    mean = weights.mean(note.weighed, keepdim=True)
-    share = torch.where(mean > 0, weights / torch.where(mean > 0, mean, 1.0), 0.0)
+    share = per_count(weights, weights.mean(note.weighed, keepdim=True))
     field = finer(field, note.shape)
-    field = torch.cat([field[:-1] * share, field[-1:] * (share > 0)])
+    field = torch.cat([field[:-1] * share, field[-1:]])
     return tuple(
         unbroadcast(field, note.shape, operand_shape(call, i), note.token_axes) if i == at else None
         for i in range(len(call.operands))
@@ -56,14 +58,20 @@ def spread_evenly(field: Field, call: Call) -> Fields:
         made: Tensor = call.apply(*wide)
         return made
 
-    numbers, present = number(finer(field, call.noted(FieldNote).shape), ())
-    covered, pull = torch.func.vjp(
-        operation, torch.ones(operand_shape(call, at), dtype=field.dtype, device=field.device)
-    )  # type: ignore[misc]
-    share = torch.where(covered > 0, 1 / torch.where(covered > 0, covered, 1.0), 0.0)
-    back = torch.stack([pull(channel * share)[0] for channel in (*(numbers * present), present[0])])
-    placed = torch.cat([back[:-1], (back[-1:] > 0).to(field.dtype)])
+    note = call.noted(FieldNote)
+    there = field.new_ones(()) if note.there is None else note.there.to(field)  # no padding
+    field = spread(*number(finer(field, note.shape), ()))
+    placed = _even(field, operation, there.expand(operand_shape(call, at)))
     return tuple(placed if i == at else None for i in range(len(call.operands)))
+
+
+def _even(field: Field, operation: Callable[[Tensor], Tensor], there: Tensor) -> Field:
+    """A field at the operand of an operation, whose tokens are ``there`` (1, else 0): what goes
+    into one result in even shares."""
+    covered, pull = torch.func.vjp(operation, there)  # type: ignore[misc]
+    share = per_count(torch.ones_like(covered), covered)
+    back = torch.stack([pull(channel * share)[0] for channel in field]) * there
+    return torch.cat([back[:-1], (back[-1:] > 0).to(field.dtype)])
 
 
 @rule(family="rollup", reads="inputs", name="field: sampled")
@@ -91,33 +99,32 @@ def convolved(field: Field, call: Call) -> Fields:
         channels, 1, *call.inputs[1].shape[2:], dtype=field.dtype, device=field.device
     )
     options = {**note.options, "groups": channels}
-    there = torch.ones((), dtype=field.dtype, device=field.device)
-    if note.there is not None:
-        there = note.there.to(there)
-        there = there.amax(1, keepdim=True) if channels == 1 else there
+    there = kernel.new_ones(()) if note.there is None else note.there.to(kernel)  # no padding
+    there = there.amax(1, keepdim=True) if channels == 1 and there.dim() else there
     there = there.expand(shape[0], channels, *shape[2:])
-    covered, pull = torch.func.vjp(lambda x: operation(x, kernel, None, **options), there)  # type: ignore[misc]
-    share = torch.where(covered > 0, 1 / torch.where(covered > 0, covered, 1.0), 0.0)
-    back = torch.stack(
-        [pull(channel * share)[0] for channel in (*(numbers / note.folded * present), present[0])]
+    even = _even(
+        spread(numbers / note.folded, present),
+        lambda x: operation(x, kernel, None, **options),
+        there,
     )
-    back = back * there  # padding is no token
-    return (
-        torch.cat([back[:-1], (back[-1:] > 0).to(field.dtype)]),
-        *(None for _ in call.operands[1:]),
-    )
+    return (even, *(None for _ in call.operands[1:]))
 
 
 @rule(family="rollup", reads="", name="field: tokens mixed by weights")
 def mixed(field: Field, call: Call) -> Fields:
     """linear over tokens: token k of the input has |w_ok|/Σ_k|w_ok| of the number of result o."""
-    weights = call.inputs[1].abs().to(field.dtype)
-    total = weights.sum(-1, keepdim=True)
-    share = torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), 0.0)
-    numbers, present = number(finer_along(field, -1, weights.shape[-2]), ())
-    received = (numbers * present) @ share
-    there = ((present @ share) > 0).to(field.dtype)
-    return (torch.cat([received * there, there]), *(None for _ in call.operands[1:]))
+    weights = call.inputs[1]
+    shared = _shared(finer_along(field, -1, weights.shape[-2]), weights, ())
+    return (shared, *(None for _ in call.operands[1:]))
+
+
+def _shared(field: Field, weights: Tensor, features: tuple[int, ...]) -> Field:
+    """A field at o results, its last axis, at the k tokens that weights (o, k) mix: each has its
+    part of them; ``features`` are meaned."""
+    weights = weights.abs().to(field.dtype)
+    share = per_count(weights, weights.sum(-1, keepdim=True))
+    numbers, present = number(field, features)
+    return spread((numbers * present) @ share, ((present @ share) > 0).to(field.dtype))
 
 
 @rule(family="rollup", reads="", name="field: product")
@@ -129,8 +136,11 @@ def contracted(field: Field, call: Call) -> Fields:
     a, b = (x if x.dim() > 1 else x.unsqueeze(-1 if i else 0) for i, x in enumerate(call.inputs))
     shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     field = finer(field, note.shape).reshape(len(field), *shape)
-    if note.mixer is not None:
-        shares = _mixed(field, a, b, note.mixer)
+    shares: list[Field | None]
+    if note.mixer == 0:  # its operand receives nothing, as queries and keys do not
+        shares = [None, _shared(field.mT, a, (-2,)).mT]
+    elif note.mixer == 1:
+        shares = [_shared(field, b.mT, (-2,)), None]
     elif note.over_tokens:
         shares = _summed(field, a.abs().to(field.dtype), b.abs().to(field.dtype))
     else:
@@ -151,20 +161,7 @@ def contracted(field: Field, call: Call) -> Fields:
 def _line(field: Field, axis: int, tokens: bool) -> Field:
     """One number per row (or column): over the other axis tokens add, features are a mean."""
     field = sum_axis(field, field.dim() + axis, tokens)
-    numbers, present = number(field, ())
-    return torch.cat([numbers * present, present])
-
-
-def _mixed(field: Field, a: Tensor, b: Tensor, mixer: int) -> list[Field | None]:
-    """Tokens mixed by a matrix: its operand receives nothing, as queries and keys do not."""
-    numbers, present = number(field, (-1 if mixer == 0 else -2,))
-    weights = (a if mixer == 0 else b).abs().to(field.dtype)
-    total = weights.sum(-1 if mixer == 0 else -2, keepdim=True)
-    share = torch.where(total > 0, weights / torch.where(total > 0, total, 1.0), 0.0)
-    received = share.mT @ (numbers * present) if mixer == 0 else (numbers * present) @ share.mT
-    there = ((share.mT @ present if mixer == 0 else present @ share.mT) > 0).to(field.dtype)
-    mixed_by = spread(received, there)
-    return [None, mixed_by] if mixer == 0 else [mixed_by, None]
+    return spread(*number(field, ()))
 
 
 def _summed(field: Field, a: Tensor, b: Tensor) -> list[Field | None]:
@@ -172,7 +169,7 @@ def _summed(field: Field, a: Tensor, b: Tensor) -> list[Field | None]:
     token whose terms are 0 receives nothing."""
     numbers, present = number(field, (-2, -1))
     total = a @ b
-    inverse = torch.where(total > 0, 1 / torch.where(total > 0, total, 1.0), 0.0)
+    inverse = per_count(torch.ones_like(total), total)
     counted = (total > 0).sum((-2, -1), keepdim=True).clamp(min=1)
     terms = (a * (inverse @ b.mT)).sum(-2).unsqueeze(
         -2

@@ -42,6 +42,7 @@ class FieldNote(Note):
     ``adds``: one token of the operand may be several of the result, so their numbers add.
     ``weighed``: the axes over which the result, a product with a mask, is summed at once.
     ``routed``: the axes along which a feature, or a head, takes a position of its own.
+    ``there``: of an operation that brings tokens together, 0 where its operand was padded before.
     """
 
     token_axes: tuple[bool, ...] = ()
@@ -49,6 +50,7 @@ class FieldNote(Note):
     weighed: tuple[int, ...] | None = None
     routed: tuple[Folded, ...] = ()
     shape: tuple[int, ...] = ()
+    there: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -78,14 +80,12 @@ class ReductionNote(FieldNote):
 @dataclass(frozen=True)
 class ConvolutionNote(FieldNote):
     """How a convolution's windows lie. ``depthwise``: its channels, if they stay apart, else 1;
-    ``folded``: how many tokens lie in the channels of one position; ``there``: 0 where its input
-    was padded before."""
+    ``folded``: how many tokens lie in the channels of one position."""
 
     convolution: Callable[..., Tensor] | None = None
     options: Mapping[str, object] = field(default_factory=dict)
     depthwise: int = 1
     folded: int = 1
-    there: Tensor | None = None
 
 
 @dataclass(frozen=True)

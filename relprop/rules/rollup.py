@@ -22,6 +22,7 @@ from relprop.rules.fields import (
     number,
     pooled,
     projected,
+    spread,
 )
 from relprop.rules.mixing import contracted, convolved, sampled, spread_evenly
 from relprop.rules.notes import FieldNote, Folded, SiteNote
@@ -33,6 +34,7 @@ aten = torch.ops.aten
 
 
 FIELD_MOVE = "field: move"
+ATTENDED = attended()
 
 
 def _back_through(inverse: Inverse) -> Rule:
@@ -70,17 +72,17 @@ def _everywhere(present: Tensor, along: tuple[Folded, ...]) -> Tensor:
 def _shuffled(field: Field, call: Call) -> Fields:
     """pixel_shuffle: one token becomes k² that were folded into its features; their numbers add, as
     over any tokens."""
-    numbers, present = number(finer(field, call.noted(FieldNote).shape), ())
-    found = moved(torch.cat([numbers * present, present]), call, moved_back)[0]
+    field = spread(*number(finer(field, call.noted(FieldNote).shape), ()))
+    found = moved(field, call, moved_back)[0]
     assert found is not None
-    folded = found.shape[-3] // numbers.shape[-3]
+    folded = found.shape[-3] // field.shape[-3]
     parts = found.unflatten(-3, (-1, folded))
     there = parts[-1:].amax(-3, keepdim=True).expand(parts[-1:].shape)
     return (torch.cat([parts[:-1] * folded, there]).flatten(-4, -3),)
 
 
 def _product(field: Field, call: Call) -> Fields:
-    rule = attended if isinstance(call.note, SiteNote) else contracted
+    rule = ATTENDED if isinstance(call.note, SiteNote) else contracted
     shares: Fields = rule.function(field, call)
     return shares
 

@@ -93,8 +93,7 @@ class Share:
 
 def levelled(field: Field, level: Level) -> Field:
     """One number per token: the mean over the features, heads and lanes that carry one."""
-    numbers, present = number(field, level.plain)
-    field = torch.cat([numbers * present, present])
+    field = spread(*number(field, level.plain))
     for folded in level.mixed:
         axis, over = folded.axis, [i for i, tokens in enumerate(folded.tokens) if not tokens]
         wide = finer_along(field, axis, math.prod(folded.sizes)).unflatten(axis + 1, folded.sizes)

@@ -14,43 +14,31 @@ from relprop.errors import (
     ExplodedScoresWarning,
     OptionError,
     RelpropError,
-    RollUpWarning,
-    UnrecognisedWarning,
     ZeroScoresWarning,
-    is_strict,
     warn,
 )
 from relprop.explanation import Block, Explanation, TokenScores
 from relprop.interpreter.ledger import Ledger
 from relprop.interpreter.points import sizes
-from relprop.operations.looking import is_recorded
 from relprop.rollup import Stream
 from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.describe import Names, names_of, tokens_described
+from relprop.runner.identity import warn_of_more_than_all
 from relprop.runner.input_study import InputStudy
 from relprop.runner.needs import Needs
 from relprop.runner.placed import apart
 from relprop.runner.returned import checked_attributions, checked_found, is_matrices
-from relprop.runner.rollup import Pairs
+from relprop.runner.rollup import Pairs, RollUp
 from relprop.runner.run import Described, Run
 from relprop.runner.sweep import Gradients
+from relprop.runner.unrecognised import unrecognised
 from relprop.runner.values import Found, SiteValues, TokenMap
 from relprop.targets import Start
 from relprop.tracer.editing import val
-from relprop.tracer.facts import describe
-from relprop.tracer.unrecognised import other_attention
 
 NO_RULES = "none"
 #: Rule sets that divide by no sum of products near 0, where relevance explodes.
 STEADY = ("attnlrp", "cp_lrp", "lrp_gamma")
-#: Attention that is not recognised, and what can be done.
-NONE = "weights over tokens that sum to 1 and come from no softmax"
-INSTEAD = (
-    "a method at the input reads every operation: method='attnlrp', 'gradient_x_input'",
-    "or replace the weights by torch.softmax, if they are one in other words",
-)
-#: How far rounding takes a sum of shares from 1.
-TOO_MUCH = 1e-3
 
 
 @dataclass(frozen=True)
@@ -79,37 +67,17 @@ def answer(
         with torch.no_grad():
             study = AttentionStudy(needs, run, target, start, gradients)
             numbers, described = over_attention(study), study.described
-            check_numbers(numbers, lambda: study.sweep.moves, over_attention=True)
+            check_numbers(numbers, lambda: study.sweep.moves, study.rollup, over_attention=True)
     else:
         numbers = at_input(at_inputs)
         described = {s.name: tokens_described(needs, run, s) for s in at_inputs.streams}
         check_numbers(numbers, lambda: None, over_attention=False)
     read_by, outputs = run.part.prepared.processor, run.outputs(needs.program)
     names = names_of(needs.session, outputs, start.label, read_by)
-    made, seen = Made.by(needs), _other_attention(needs, run, start)
+    made, seen = Made.by(needs), unrecognised(needs, run, start)
     made = made._replace(facts=dict(made.facts) | {"unrecognised": seen})
     found = explained(numbers, described, start, names, made)
     return _with_start(found, needs, run, start) if needs.walks else found
-
-
-def _other_attention(needs: Needs, run: Run, start: Start) -> list[str]:
-    """Where a target of a method over attention reads attention that is no softmax; said once per
-    program."""
-    session, program = needs.session, needs.program
-    if needs.question.by.level != "attention" or is_recorded():
-        return []
-    found = program.memo.once(
-        "other attention", lambda: other_attention(program, session.model, run.inputs)
-    )
-    flow, ends = session.flow, tuple(start.field) or program.output_nodes
-    ends = tuple(e for e in ends if e in flow.members)
-    read = [n for n in found if n in flow.members and any(flow.reaches(n, e) for e in ends)]
-    if read and (is_strict() or program.memo.first_time("other attention said")):
-        fact = (
-            f"method {needs.question.method!r} does not count {len(read)} of the attentions: {NONE}"
-        )
-        warn(UnrecognisedWarning(fact, at=describe(read[0]), then=INSTEAD))
-    return [f"{NONE}  at {describe(n)}" for n in read]
 
 
 def _with_start(found: Explanation, needs: Needs, run: Run, start: Start) -> Explanation:
@@ -171,28 +139,20 @@ def explained(
 
 
 def check_numbers(
-    numbers: Numbers, moves: Callable[[], Tensor | None], *, over_attention: bool
+    numbers: Numbers,
+    moves: Callable[[], Tensor | None],
+    rollup: RollUp | None = None,
+    *,
+    over_attention: bool,
 ) -> None:
     """Refuse scores that are not finite, and say so where all of a sample's over attention are 0.
-    ``moves``: for which samples y_t changes with any attention map, (batch,), if that is known."""
+    ``moves``: for which samples y_t changes with any attention map, (batch,), if that is known.
+    ``rollup``: what can say where an input counts more than once; a flat program cannot."""
     for scores, _ in numbers.pairs.values():
         _refuse_nonfinite(scores, numbers.ledger)
     if over_attention:
         _warn_of_nothing(numbers, moves)
-        _warn_of_more_than_all(numbers.pairs)
-
-
-def _warn_of_more_than_all(pairs: Pairs) -> None:
-    """The identity of one input sums to 1 at most, whatever the model's residual connections."""
-    for name, (_, identity) in pairs.items():
-        most = float(identity.flatten(1).sum(1).max()) if identity.numel() else 0.0
-        if most > 1 + TOO_MUCH:
-            fact = (
-                f"what residual connections alone leave of input {name!r} sums to {most:.4g}, at "
-                "most 1 is right: somewhere tokens were taken for features"
-            )
-            then = ["method='lrp' and the others at the input do not roll up"]
-            warn(RollUpWarning(fact, then=then))
+        warn_of_more_than_all(numbers.pairs, rollup)
 
 
 # -- over attention

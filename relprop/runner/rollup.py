@@ -4,7 +4,7 @@ connections, and positions of any tensor handed down to the inputs."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.errors import OptionError, RollUpError
-from relprop.interpreter.batch import Passage, Passing, pending_at
+from relprop.interpreter.batch import Hook, Passage, Passing, pending_at
 from relprop.interpreter.points import Points, Seed, behind
 from relprop.interpreter.reading import begun as passed_in
 from relprop.interpreter.reading import reading_of
@@ -25,13 +25,7 @@ from relprop.rollup import (
     token_axes,
     tokens_of,
 )
-from relprop.rules.fields import (
-    attended_once,
-    of_queries,
-    of_values,
-    taken_once,
-    taken_through,
-)
+from relprop.rules.fields import attended, of_queries, of_values, taken_through
 from relprop.rules.notes import SiteNote
 from relprop.runner.beginning import begun, in_parts, parts_of
 from relprop.runner.matrix_rows import Matrix, MatrixRows
@@ -65,12 +59,8 @@ class RollUp:
         """Σ of all products of the matrices (C without what skip connections alone leave), and
         that, by stream, each (batch, tokens). ``scales``: a factor at each merge that has one."""
         whole = {n: m for n, m in matrices.items() if isinstance(m, Tensor)}
-        parts = {
-            n: self._in_parts(n, m, taken_through)
-            for n, m in matrices.items()
-            if isinstance(m, MatrixRows)
-        }
-        found = self._walk(self.plan, self._field(1), {**whole, **scales}, parts)
+        parts = {n: self._in_parts(n, m) for n, m in matrices.items() if isinstance(m, MatrixRows)}
+        found = self.walked(self.plan, self._field(1), {**whole, **scales}, parts)
         return {s.name: self._read(s, found.get(s.node), 2).unbind(1) for s in self.streams}  # type: ignore[misc]
 
     def connected(self, maps: Mapping[fx.Node, Matrix]) -> dict[str, Tensor]:
@@ -124,7 +114,7 @@ class RollUp:
         for marks in self._positions_of(top, like):
             field = torch.cat([marks, torch.ones_like(marks[:1])])
             field = field.expand(self.run.inputs.batch, *field.shape)
-            found = self._walk(plan, {top: in_parts(plan, top, field)}, {**shared, **scales})
+            found = self.walked(plan, {top: in_parts(plan, top, field)}, {**shared, **scales})
             rows.append(stream.read(found[stream.node]))
         return torch.cat(rows, 1)
 
@@ -166,15 +156,15 @@ class RollUp:
         and last what these alone leave: by stream (batch, ``count`` + 1, tokens). Each site's
         matrix fills the channels from the given one on, a matrix of rows that one alone."""
         steps = tuple(
-            replace(s, rule=attended_once(extras[s.node][1])) if s.node in extras else s
+            replace(s, rule=attended(extras[s.node][1])) if s.node in extras else s
             for s in self.plan.steps
         )
-        found = self._walk(
+        found = self.walked(
             replace(self.plan, steps=steps),
             self._field(count),
             {n: m for n, (m, _) in extras.items() if isinstance(m, Tensor)},
             {
-                n: self._in_parts(n, m, partial(taken_once, first=first))
+                n: self._in_parts(n, m, first)
                 for n, (m, first) in extras.items()
                 if isinstance(m, MatrixRows)
             },
@@ -189,24 +179,28 @@ class RollUp:
         sizes = [shape[i] if i in tokens else 1 for i in range(len(shape))]
         spread = numbers.reshape(len(numbers), 1, *sizes)
         field = in_parts(plan, node, torch.cat([spread, torch.ones_like(spread)], 1))
-        found = self._walk(plan, {node: field}, {})
+        found = self.walked(plan, {node: field}, {})
         return {s.name: self._read(s, found.get(s.node), 1)[:, 0] for s in ends}
 
     # -- what all share
 
-    def _walk(
+    def walked(
         self,
         plan: Plan,
         starts: Mapping[fx.Node, Seed],
         extras: Matrices,
         passages: Mapping[fx.Node, Passage] | None = None,
+        hooks: Mapping[fx.Node, Hook] | None = None,
     ) -> Mapping[fx.Node, Tensor]:
+        """What arrives at the token tensors of fields that start somewhere, through a plan."""
         points = [n for n, seed in starts.items() if isinstance(seed, Points)]
         known = ((n, reading_of(plan, n)) for n in points)
         readings = {n: r for n, r in known if r is not None and extras.keys().isdisjoint(r.nodes)}
         whole, first = passed_in(starts, readings, account=False)
         passages = {**(passages or {}), **first}
-        passing = Passing(plan, pending_at(whole), extras, account=False, passages=passages)
+        passing = Passing(
+            plan, pending_at(whole), extras, account=False, hooks=hooks or {}, passages=passages
+        )
         found: dict[fx.Node, Tensor] = {}
         for part in self.sweep.backward():
             here = [n for n in plan.order if n in part.nodes]
@@ -215,16 +209,17 @@ class RollUp:
             del part, values  # before the next segment is loaded
         return found
 
-    def _in_parts(self, node: fx.Node, rows: MatrixRows, taken: Taken) -> Passage:
-        return _passage(self.plan.step_at[node], rows, taken)
+    def _in_parts(self, node: fx.Node, rows: MatrixRows, first: int | None = None) -> Passage:
+        return _passage(self.plan.step_at[node], rows, first)
 
     def _field(self, channels: int) -> dict[fx.Node, Seed]:
         """The start's field behind ``channels`` empty ones."""
         plan = self.plan
-        return {n: behind(f, channels * parts_of(plan, n)) for n, f in self._begun.items()}
+        return {n: behind(f, channels * parts_of(plan, n)) for n, f in self.begun.items()}
 
     @cached_property
-    def _begun(self) -> dict[fx.Node, Seed]:
+    def begun(self) -> dict[fx.Node, Seed]:
+        """The identity's fields where the target reads."""
         return begun(self.plan, self.start.field)
 
     def _read(self, stream: Stream, field: Tensor | None, channels: int) -> Tensor:
@@ -246,12 +241,9 @@ class RollUp:
         )
 
 
-Taken = Callable[..., Tensor]
-
-
-def _passage(step: Step, rows: MatrixRows, taken: Taken) -> Passage:
-    """How the field passes a site whose matrix is made some rows at a time. ``taken``: what keys
-    receive through the rows."""
+def _passage(step: Step, rows: MatrixRows, first: int | None) -> Passage:
+    """How the field passes a site whose matrix is made some rows at a time, ``taken_through``
+    them."""
     assert isinstance(step.note, SiteNote)
     note = step.note
     at, queries = (0, -1) if note.transposed else (1, -2)
@@ -266,7 +258,7 @@ def _passage(step: Step, rows: MatrixRows, taken: Taken) -> Passage:
         count = numbers.shape[1]
         received = there.new_zeros(len(there), count, *there.shape[2:])
         for chunk, matrix in rows.of(present):
-            through = partial(taken, transposed=note.transposed)
+            through = partial(taken_through, transposed=note.transposed, first=first)
             here = numbers.narrow(queries, *chunk).to(matrix.device)
             received = received + per_sample(through, here, matrix).to(received.device)
         made = per_sample(lambda r, t: of_values(r, t, values, note, count), received, there)

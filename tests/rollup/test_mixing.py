@@ -465,6 +465,70 @@ def test_padding_on_either_side_receives_exactly_nothing():
     assert (e.row[mask == 0] == 0).all() and (e.scores[mask == 0] == 0).all()
 
 
+class Upsampled(Sequence):
+    """Every token becomes two, side by side; a mask leaves some of them out of their mean (SEW)."""
+
+    def __init__(self, masked):
+        super().__init__(Layer(), Layer())
+        self.up, self.masked = nn.Linear(WIDTH, 2 * WIDTH), masked
+
+    def forward(self, x, mask):
+        x = self.embed(x) + self.position
+        for layer in self.layers:
+            x = layer(x)
+        x = self.masked(self.up(x).reshape(len(x), 2 * N, WIDTH), mask[..., None])
+        return self.head(x.sum(1) / mask.sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    "masked", [lambda x, m: x * m, lambda x, m: x.masked_fill(m == 0, 0.0)], ids=["times", "filled"]
+)
+def test_a_masked_mean_of_halves_of_tokens(masked):
+    mask = torch.ones(SAMPLES, 2 * N, dtype=torch.long)
+    mask[0, 9:], mask[1, :3] = 0, 0
+    e = explained(Upsampled(masked), {"x": tokens(), "mask": mask})
+    read = (mask.double() / mask.sum(1, keepdim=True)).unflatten(1, (N, 2)).sum(2)
+    a, b = matrices(e)
+    agree(e.identity, read)
+    agree(e.row, (read[:, None] @ (ONE + b) @ (ONE + a))[:, 0])
+
+
+class Merging(nn.Module):
+    """Tokens are padded to a number that can be divided by three, and three are one (Swin)."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.down = how, nn.Linear(3 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.how(F.pad(x, (0, 0, 0, -x.shape[1] % 3)), self.down)
+
+
+MERGES = {
+    "view": lambda x, down: down(x.unflatten(1, (-1, 3)).flatten(2)),
+    "slices": lambda x, down: down(torch.cat([x[:, k::3] for k in range(3)], -1)),
+    "slices of a view": lambda x, down: down(
+        torch.cat(x.unflatten(1, (-1, 3)).unbind(2)[::-1], -1)
+    ),
+    "mean": lambda x, down: x.unflatten(1, (-1, 3)).mean(2),
+    "sum": lambda x, down: x.unflatten(1, (-1, 3)).sum(2),
+    "pool": lambda x, down: F.avg_pool1d(x.mT, 3).mT,
+    "convolution": lambda x, down: F.conv1d(x.mT, down.weight.unflatten(1, (-1, 3)), stride=3).mT,
+    "sum of slices": lambda x, down: x[:, ::3] + x[:, 1::3] + x[:, 2::3],
+}
+
+
+@pytest.mark.parametrize("how", MERGES.values(), ids=list(MERGES))
+def test_padding_that_is_merged_with_tokens_is_none(how):
+    merged = -(-N // 3)
+    p = torch.zeros(merged, N).double()
+    for k in range(N):
+        p[k // 3, k] = 1 / min(3, N - 3 * (k // 3))
+    assert N % 3
+    e = explained(Sequence(Layer(), Merging(how), Layer(), pool=lambda x: x.mean(1)), tokens())
+    compare(e, lambda a, b: (eye(merged) + b) @ p @ (ONE + a), eye(merged).double().mean(0))
+
+
 BLOCKS = {
     "layer": Layer,
     "mixer": Mixer,

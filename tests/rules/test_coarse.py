@@ -120,7 +120,7 @@ def test_an_attention_site_takes_fields_as_coarse_as_they_come(transposed, data)
     found, expected = (
         fields.number(coarse.finer(share, operands[0 if transposed else 1].shape), ())[0]
         for f in (field, coarse.finer(field, shape))
-        for share in fields.attended.function(f, call)
+        for share in fields.attended().function(f, call)
         if share is not None
     )
     torch.testing.assert_close(found, expected)
