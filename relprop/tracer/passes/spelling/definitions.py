@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, fx
@@ -10,10 +10,11 @@ from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from relprop.operations import Kind, is_inplace, kind
-from relprop.tracer.editing import arguments, is_tensor, swap, tensor_inputs, val
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import arguments, is_tensor, swap_results, tensor_inputs, val
 from relprop.tracer.facts import Facts, know, place
 from relprop.tracer.passes.trials.recipes import plain
+from relprop.tracer.passes.writes.inplace import functionalise
 from relprop.tracer.recorded import recorded_value
 
 
@@ -38,7 +39,7 @@ def taken_apart(node: fx.Node, device: torch.device) -> fx.Node | None:
         made = definition(*plain(args), **plain(kwargs))
         return tuple(made) if isinstance(made, tuple) else made  # without the names of its results
 
-    made = next(_traced(call, operands, device), None)
+    made = _traced(call, operands, device)
     if made is None or any(n.target is target for n in made.graph.nodes):
         return None
     return _inlined(node, made, operands)
@@ -46,7 +47,7 @@ def taken_apart(node: fx.Node, device: torch.device) -> fx.Node | None:
 
 def _traced(
     call: Callable[..., object], operands: Sequence[fx.Node], device: torch.device
-) -> Iterator[fx.GraphModule]:
+) -> fx.GraphModule | None:
     """``call`` on tensors as the operands lie; then as if they lay in order, since a definition may
     ask for views that the operator itself does without."""
     for lies in (torch.empty_strided, lambda shape, _, **options: torch.empty(shape, **options)):
@@ -56,32 +57,27 @@ def _traced(
                 for o in operands
             ]
             try:
-                made = make_fx(call)(*given)
-                if any(n.op == "call_function" and is_inplace(n) for n in made.graph.nodes):
-                    made = make_fx(torch.func.functionalize(call, remove="mutations"))(*given)
-                yield made
+                return make_fx(call)(*given)
             except Exception:  # a definition that needs values, or the operator itself again
                 continue
+    return None
 
 
 def _inlined(node: fx.Node, made: fx.GraphModule, operands: tuple[fx.Node, ...]) -> fx.Node | None:
     """The nodes of ``made`` in place of ``node``; of several results each in place of its user."""
-    env: dict[fx.Node, fx.Node] = {}
-    given = iter(operands)
     for inner in made.graph.nodes:
-        if inner.op == "placeholder":
-            env[inner] = next(given)
-        elif inner.op == "output":
-            results = arguments(inner)[0]
-        elif inner.op == "get_attr":
+        know(inner, Facts(recorded_value(inner), place(node)))
+    functionalise(made.graph, Constants())
+    env = dict(zip(made.graph.find_nodes(op="placeholder"), operands, strict=True))
+    for inner in made.graph.nodes:
+        if inner.op == "get_attr":
             return None
-        else:
+        if inner.op == "call_function":
             with node.graph.inserting_before(node):
-                env[inner] = new = node.graph.node_copy(inner, lambda n: env[n])
-            know(new, Facts(recorded_value(inner), place(node)))
+                env[inner] = node.graph.node_copy(inner, env.__getitem__)
+            know(env[inner], Facts(val(inner), place(node)))
+    results = arguments(made.graph.output_node())[0]
     if isinstance(results, fx.Node):
         return env[results]
-    for user in list(node.users):
-        if kind(user) is Kind.OUTPUT:
-            swap(user, env[results[arguments(user)[1]]])
+    swap_results(node, [result and env[result] for result in results])
     return None

@@ -44,7 +44,7 @@ from relprop.tracer.passes.spelling.fourier import TRANSFORMS
 from relprop.tracer.passes.spelling.matmul import as_matmul, linear_of_matrix
 from relprop.tracer.passes.spelling.padding import as_fill, as_padding
 from relprop.tracer.passes.spelling.picking import rows_of_computed
-from relprop.tracer.passes.spelling.recurrent import unroll
+from relprop.tracer.passes.spelling.recurrent import CELLS, unroll
 from relprop.tracer.passes.spelling.statistics import (
     deviation,
     distances,
@@ -88,7 +88,7 @@ def _respell(node: fx.Node, device: torch.device) -> None:
         new = transform(node, device)
     elif what is Kind.FACTORY:
         new = as_full(node, device)
-    elif what is Kind.UNKNOWN:
+    elif what in (Kind.UNKNOWN, Kind.RECURRENT):
         new = taken_apart(node, device)
     else:
         return
@@ -108,7 +108,6 @@ BY_KIND: dict[Kind, Callable[[fx.Node], fx.Node | None]] = {
     Kind.MATMUL: as_matmul,
     Kind.CONTRACTION: contracted,
     Kind.LINEAR: linear_of_matrix,
-    Kind.RECURRENT: unroll,
 }
 
 
@@ -123,6 +122,7 @@ SPELLINGS: dict[Operator, Rewrite] = {
         (aten.adaptive_max_pool1d, aten.adaptive_max_pool2d, aten.adaptive_max_pool3d),
         largest_of_stretches,
     ),
+    **dict.fromkeys(CELLS, unroll),
     aten.item: read_as_tensor,
     **dict.fromkeys((aten.clamp, aten.clamp_min, aten.clamp_max), clamped),
     aten.addcmul: product_added,
