@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import fx
 
 from relprop.operations import Kind, Operator, is_call, kind, packet
@@ -31,7 +30,7 @@ from relprop.tracer.passes.spelling.casts import (
     as_softmax,
     read_as_tensor,
 )
-from relprop.tracer.passes.spelling.definitions import taken_apart
+from relprop.tracer.passes.spelling.definitions import Definitions
 from relprop.tracer.passes.spelling.einsum import contracted, trilinear
 from relprop.tracer.passes.spelling.extremes import (
     clamped,
@@ -67,15 +66,16 @@ from relprop.tracer.passes.writes.by_index import (
 def respell(graph: fx.Graph, constants: Constants) -> None:
     """Every call in its one spelling; what that is made of, too."""
     done: set[fx.Node] = set()
+    definitions = Definitions(constants.device)
     while waiting := [n for n in graph.nodes if n.op == "call_function" and n not in done]:
         for node in waiting:
             done.add(node)
             if not node._erased:
-                _respell(node, constants.device)
+                _respell(node, definitions)
 
 
-def _respell(node: fx.Node, device: torch.device) -> None:
-    what = kind(node)
+def _respell(node: fx.Node, definitions: Definitions) -> None:
+    what, device = kind(node), definitions.device
     if (rewrite := SPELLINGS.get(packet(node)) or BY_KIND.get(what)) is not None:
         new = rewrite(node)
     elif what is Kind.ATTENTION:
@@ -89,7 +89,7 @@ def _respell(node: fx.Node, device: torch.device) -> None:
     elif what is Kind.FACTORY:
         new = as_full(node, device)
     elif what in (Kind.UNKNOWN, Kind.RECURRENT):
-        new = taken_apart(node, device)
+        new = definitions.take_apart(node)
     else:
         return
     if new is not None and new is not node and not node._erased:
