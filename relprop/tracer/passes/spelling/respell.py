@@ -16,10 +16,7 @@ from relprop.tracer.passes.spelling.arithmetic import (
     cosine,
     difference,
     exponential,
-    gated,
-    outer_product_and_sum,
-    product_added,
-    product_and_sum,
+    products_added,
     step,
     sum_with_factor,
 )
@@ -33,7 +30,6 @@ from relprop.tracer.passes.spelling.casts import (
 from relprop.tracer.passes.spelling.definitions import Definitions
 from relprop.tracer.passes.spelling.einsum import contracted, trilinear
 from relprop.tracer.passes.spelling.extremes import (
-    clamped,
     largest_of_stretches,
     of_all_axes,
     of_two,
@@ -88,13 +84,19 @@ def _respell(node: fx.Node, definitions: Definitions) -> None:
         new = transform(node, device)
     elif what is Kind.FACTORY:
         new = as_full(node, device)
-    elif what in (Kind.UNKNOWN, Kind.RECURRENT):
+    elif what in (Kind.UNKNOWN, Kind.RECURRENT) or node.target in DEFINED:
         new = definitions.take_apart(node)
     else:
         return
     if new is not None and new is not node and not node._erased:
         swap(node, new)
 
+
+#: What is of a kind that rules know, and better taken apart.
+DEFINED = frozenset(
+    {aten.addcmul.default, aten.addcdiv.default}
+    | {aten.clamp.Tensor, aten.clamp_min.Tensor, aten.clamp_max.Tensor}
+)
 
 BY_KIND: dict[Kind, Callable[[fx.Node], fx.Node | None]] = {
     **VIEWS,
@@ -115,21 +117,16 @@ SPELLINGS: dict[Operator, Rewrite] = {
     aten.add: sum_with_factor,
     aten.sub: sum_with_factor,
     aten.rsub: difference,
-    **dict.fromkeys((aten.addmm, aten.addmv, aten.baddbmm, aten.addbmm), product_and_sum),
+    aten.addbmm: products_added,
     **dict.fromkeys((aten.exp2, aten.pow), exponential),
-    aten.addr: outer_product_and_sum,
     **dict.fromkeys(
         (aten.adaptive_max_pool1d, aten.adaptive_max_pool2d, aten.adaptive_max_pool3d),
         largest_of_stretches,
     ),
     **dict.fromkeys(CELLS, unroll),
     aten.item: read_as_tensor,
-    **dict.fromkeys((aten.clamp, aten.clamp_min, aten.clamp_max), clamped),
-    aten.addcmul: product_added,
-    aten.addcdiv: product_added,
     aten.lerp: between,
     aten._trilinear: trilinear,
-    aten.glu: gated,
     aten.heaviside: step,
     aten.cosine_similarity: cosine,
     aten.linalg_vector_norm: sum_of_sizes,
