@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -62,7 +62,7 @@ def _traced(node: fx.Node, operands: tuple[fx.Node, ...], device: torch.device) 
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return None
-    definition: Callable[..., object] | None = decomposition_table.get(target)
+    definition: Any = decomposition_table.get(target)
     definition = target.decompose if target._can_decompose() else definition
 
     def call(*tensors: Tensor) -> object:
