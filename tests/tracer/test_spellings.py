@@ -53,6 +53,10 @@ PAIRS = {
         lambda x: torch.cat([x[:, :2], x[:, 2:]], 1),
     ),
     "cat with nothing": (lambda x: torch.cat([torch.tensor([], dtype=x.dtype), x], 1), lambda x: x),
+    "narrow from the end": (
+        lambda x: torch.cat([x.narrow(1, -2, 2), x.narrow(1, -5, 3)], 1),
+        lambda x: torch.cat([x[:, 3:], x[:, :3]], 1),
+    ),
     "subtract": (lambda x: torch.subtract(x, x.sin(), alpha=0.5), lambda x: x - 0.5 * x.sin()),
     "multiply": (lambda x: torch.multiply(x, MIDDLE), lambda x: x * MIDDLE),
     "divide": (lambda x: torch.true_divide(x, MIDDLE), lambda x: x / MIDDLE),

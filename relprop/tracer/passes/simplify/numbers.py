@@ -42,7 +42,8 @@ def as_numbers(node: fx.Node, constants: Constants) -> fx.Node | None:
     if (number := _number(node, a, b, constants)) is None:
         return None
     if is_call(node, aten.sub):
-        return emit(node, aten.rsub.Scalar, b, number)
+        turned = (aten.neg.default, b) if number == 0 else (aten.rsub.Scalar, b, number)
+        return emit(node, *turned)
     if is_call(node, aten.div):
         inverse = emit(node, aten.reciprocal.default, b)
         return emit(node, aten.mul.Tensor, inverse, number)

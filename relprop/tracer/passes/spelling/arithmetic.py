@@ -1,5 +1,5 @@
-"""Sums and products in one call, such as ``addmm``, ``lerp`` and ``glu``, as the sums and products
-that they are."""
+"""Sums and products in one call, such as ``lerp`` and ``addbmm``, as the sums and products that
+they are, where PyTorch's own definition has another form, or none."""
 
 from __future__ import annotations
 
@@ -45,17 +45,12 @@ def _scaled(node: fx.Node, x: fx.Node, factor: float | None) -> fx.Node:
     return x if factor in (None, 1) else emit(node, aten.mul.Tensor, x, factor)
 
 
-def product_and_sum(node: fx.Node) -> fx.Node:
-    """``addmm`` and its kin: β·c + α·(a @ b)."""
+def products_added(node: fx.Node) -> fx.Node:
+    """``addbmm``, of which PyTorch has no definition: β·c + α·Σ (a @ b)."""
     extra, a, b = arguments(node)[:3]
-    product = emit(node, aten.matmul.default, a, b)
-    if is_call(node, aten.addbmm):
-        product = emit(node, aten.sum.dim_IntList, product, [0])
-    product = _scaled(node, product, argument(node, "alpha"))
-    beta = argument(node, "beta")
-    if beta == 0:
-        return product
-    return emit(node, aten.add.Tensor, _scaled(node, extra, beta), product)
+    total = emit(node, aten.sum.dim_IntList, emit(node, aten.matmul.default, a, b), [0])
+    total, beta = _scaled(node, total, argument(node, "alpha")), argument(node, "beta")
+    return total if beta == 0 else emit(node, aten.add.Tensor, _scaled(node, extra, beta), total)
 
 
 def exponential(node: fx.Node) -> fx.Node | None:
@@ -66,24 +61,9 @@ def exponential(node: fx.Node) -> fx.Node | None:
     return emit(node, aten.exp.default, emit(node, aten.mul.Tensor, x, math.log(base)))
 
 
-def outer_product_and_sum(node: fx.Node) -> fx.Node:
-    """β·c + α·(a ⊗ b)."""
-    extra, a, b = arguments(node)[:3]
-    product = emit(node, aten.mul.Tensor, reshaped(node, a, [-1, 1]), reshaped(node, b, [1, -1]))
-    product = _scaled(node, product, argument(node, "alpha"))
-    return emit(node, aten.add.Tensor, _scaled(node, extra, argument(node, "beta")), product)
-
-
-def product_added(node: fx.Node) -> fx.Node:
-    """``addcmul(x, a, b, value=k)`` → ``x + k·(a·b)``; likewise ``addcdiv``."""
-    x, a, b = arguments(node)
-    op = aten.mul.Tensor if is_call(node, aten.addcmul) else aten.div.Tensor
-    change = _scaled(node, emit(node, op, a, b), argument(node, "value"))
-    return emit(node, aten.add.Tensor, x, change)
-
-
 def between(node: fx.Node) -> fx.Node:
-    """``lerp(a, b, w)`` → (1 − w)·a + w·b; of a tensor with itself, that tensor."""
+    """``lerp(a, b, w)`` → (1 − w)·a + w·b; of a tensor with itself, that tensor. PyTorch's own
+    definition chooses between two forms by w."""
     a, b, weight = operand(node), operand(node, 1), arguments(node)[2]
     if a is b:
         return a
@@ -95,19 +75,9 @@ def between(node: fx.Node) -> fx.Node:
     return emit(node, aten.add.Tensor, *parts)
 
 
-def gated(node: fx.Node) -> fx.Node:
-    """``glu(x)`` → first half · sigmoid(second half)."""
-    x, dim = operand(node), argument(node, "dim") % rank(node)
-    half = shape_of(x)[dim] // 2
-    first, second = (
-        emit(node, aten.slice.Tensor, x, dim, i * half, (i + 1) * half, 1) for i in (0, 1)
-    )
-    return emit(node, aten.mul.Tensor, first, emit(node, aten.sigmoid.default, second))
-
-
 def step(node: fx.Node) -> fx.Node:
     """``heaviside(x, y)`` → whether x > 0, and y where it is 0: comparisons, of which PyTorch has
-    no derivative."""
+    no derivative. (PyTorch's own definition writes numbers into masks.)"""
     x, middle = arguments(node)[:2]
     test = aten.ge.Scalar if is_number(middle, 1) else aten.gt.Scalar
     above = emit(node, aten.to.dtype, emit(node, test, x, 0), val(node).dtype)
@@ -117,7 +87,8 @@ def step(node: fx.Node) -> fx.Node:
 
 
 def cosine(node: fx.Node) -> fx.Node | None:
-    """``cosine_similarity(x, y)`` → Σ x/max(‖x‖, ε) · y/max(‖y‖, ε): two norms and a product."""
+    """``cosine_similarity(x, y)`` → Σ x/max(‖x‖, ε) · y/max(‖y‖, ε): two norms and a product.
+    (PyTorch's own definition takes the larger of squares, whose norm has no rule.)"""
     pair, dim, eps = arguments(node)[:2], argument(node, "dim"), argument(node, "eps")
     width, units = rank(node) + 1, []
     for x in pair:

@@ -88,7 +88,7 @@ def as_slice(node: fx.Node) -> fx.Node | None:
         start, length = argument(node, "start"), argument(node, "length")
         if isinstance(start, fx.Node) or isinstance(length, fx.Node):
             return None
-        start %= shape_of(x)[dim] + 1
+        start += shape_of(x)[dim] if start < 0 else 0
         bounds = (start, start + length, 1)
     else:
         bounds = (argument(node, "start"), argument(node, "end"), argument(node, "step"))

@@ -1,8 +1,8 @@
-"""Operators that no table knows, taken apart by PyTorch's own definition of them."""
+"""Operators taken apart by PyTorch's own definition of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -10,27 +10,60 @@ from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from relprop.operations import Kind, is_inplace, kind
-from relprop.tracer.editing import arguments, is_tensor, swap, tensor_inputs, val
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import arguments, is_tensor, swap_results, tensor_inputs, val
 from relprop.tracer.facts import Facts, know, place
 from relprop.tracer.passes.trials.recipes import plain
+from relprop.tracer.passes.writes.inplace import functionalise
 from relprop.tracer.recorded import recorded_value
 
 
-def taken_apart(node: fx.Node, device: torch.device) -> fx.Node | None:
-    """What PyTorch says the operator is made of, in place of ``node``, if it does."""
+class Definitions:
+    """PyTorch's definitions on a device, each traced once for operands of one kind: the steps of a
+    recurrent layer are one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._known: dict[str, fx.Graph | None] = {}
+
+    def take_apart(self, node: fx.Node) -> fx.Node | None:
+        """What PyTorch says the operator is made of, in place of ``node``, if it does; of several
+        results each in place of its user."""
+        operands = tensor_inputs(node)
+        if not all(is_tensor(o) for o in operands):
+            return None
+        made = self._definition(node, operands)
+        if made is None:
+            return None
+        env = dict(zip(made.find_nodes(op="placeholder"), operands, strict=True))
+        for inner in made.nodes:
+            if inner.op == "call_function":
+                with node.graph.inserting_before(node):
+                    env[inner] = node.graph.node_copy(inner, env.__getitem__)
+                know(env[inner], Facts(val(inner), place(node)))
+        results = arguments(made.output_node())[0]
+        if isinstance(results, fx.Node):
+            return env[results]
+        swap_results(node, [result and env[result] for result in results])
+        return None
+
+    def _definition(self, node: fx.Node, operands: tuple[fx.Node, ...]) -> fx.Graph | None:
+        lie = [(tuple(val(o).shape), val(o).stride(), val(o).dtype) for o in operands]
+        key = repr((node.target, fx.node.map_arg((node.args, node.kwargs), lambda _: None), lie))
+        if key not in self._known:
+            self._known[key] = _traced(node, operands, self.device)
+        return self._known[key]
+
+
+def _traced(node: fx.Node, operands: tuple[fx.Node, ...], device: torch.device) -> fx.Graph | None:
+    """The definition of a call on tensors as the operands lie; then as if they lay in order, since
+    a definition may ask for views that the operator itself does without. Nothing in it is written
+    in place, and its inputs are the tensors in order of appearance."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return None
-    if target._can_decompose():
-        definition: Callable[..., object] = target.decompose
-    elif target in decomposition_table:
-        definition = decomposition_table[target]
-    else:
-        return None
-    operands = tensor_inputs(node)
-    if not all(is_tensor(o) for o in operands):
-        return None
+    definition: Any = decomposition_table.get(target)
+    definition = target.decompose if target._can_decompose() else definition
 
     def call(*tensors: Tensor) -> object:
         it = iter(tensors)
@@ -38,17 +71,6 @@ def taken_apart(node: fx.Node, device: torch.device) -> fx.Node | None:
         made = definition(*plain(args), **plain(kwargs))
         return tuple(made) if isinstance(made, tuple) else made  # without the names of its results
 
-    made = next(_traced(call, operands, device), None)
-    if made is None or any(n.target is target for n in made.graph.nodes):
-        return None
-    return _inlined(node, made, operands)
-
-
-def _traced(
-    call: Callable[..., object], operands: Sequence[fx.Node], device: torch.device
-) -> Iterator[fx.GraphModule]:
-    """``call`` on tensors as the operands lie; then as if they lay in order, since a definition may
-    ask for views that the operator itself does without."""
     for lies in (torch.empty_strided, lambda shape, _, **options: torch.empty(shape, **options)):
         with FakeTensorMode(), torch.no_grad():
             given = [
@@ -56,32 +78,13 @@ def _traced(
                 for o in operands
             ]
             try:
-                made = make_fx(call)(*given)
-                if any(n.op == "call_function" and is_inplace(n) for n in made.graph.nodes):
-                    made = make_fx(torch.func.functionalize(call, remove="mutations"))(*given)
-                yield made
-            except Exception:  # a definition that needs values, or the operator itself again
+                made = make_fx(call)(*given).graph
+            except Exception:  # no definition, or one that needs values, or the operator again
                 continue
-
-
-def _inlined(node: fx.Node, made: fx.GraphModule, operands: tuple[fx.Node, ...]) -> fx.Node | None:
-    """The nodes of ``made`` in place of ``node``; of several results each in place of its user."""
-    env: dict[fx.Node, fx.Node] = {}
-    given = iter(operands)
-    for inner in made.graph.nodes:
-        if inner.op == "placeholder":
-            env[inner] = next(given)
-        elif inner.op == "output":
-            results = arguments(inner)[0]
-        elif inner.op == "get_attr":
+        if any(n.target is target or n.op == "get_attr" for n in made.nodes):
             return None
-        else:
-            with node.graph.inserting_before(node):
-                env[inner] = new = node.graph.node_copy(inner, lambda n: env[n])
-            know(new, Facts(recorded_value(inner), place(node)))
-    if isinstance(results, fx.Node):
-        return env[results]
-    for user in list(node.users):
-        if kind(user) is Kind.OUTPUT:
-            swap(user, env[results[arguments(user)[1]]])
+        for inner in made.nodes:
+            know(inner, Facts(recorded_value(inner), place(node)))
+        functionalise(made, Constants())
+        return made
     return None

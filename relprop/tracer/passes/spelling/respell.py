@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import fx
 
 from relprop.operations import Kind, Operator, is_call, kind, packet
@@ -17,10 +16,7 @@ from relprop.tracer.passes.spelling.arithmetic import (
     cosine,
     difference,
     exponential,
-    gated,
-    outer_product_and_sum,
-    product_added,
-    product_and_sum,
+    products_added,
     step,
     sum_with_factor,
 )
@@ -31,10 +27,9 @@ from relprop.tracer.passes.spelling.casts import (
     as_softmax,
     read_as_tensor,
 )
-from relprop.tracer.passes.spelling.definitions import taken_apart
+from relprop.tracer.passes.spelling.definitions import Definitions
 from relprop.tracer.passes.spelling.einsum import contracted, trilinear
 from relprop.tracer.passes.spelling.extremes import (
-    clamped,
     largest_of_stretches,
     of_all_axes,
     of_two,
@@ -44,7 +39,7 @@ from relprop.tracer.passes.spelling.fourier import TRANSFORMS
 from relprop.tracer.passes.spelling.matmul import as_matmul, linear_of_matrix
 from relprop.tracer.passes.spelling.padding import as_fill, as_padding
 from relprop.tracer.passes.spelling.picking import rows_of_computed
-from relprop.tracer.passes.spelling.recurrent import unroll
+from relprop.tracer.passes.spelling.recurrent import CELLS, unroll
 from relprop.tracer.passes.spelling.statistics import (
     deviation,
     distances,
@@ -67,15 +62,16 @@ from relprop.tracer.passes.writes.by_index import (
 def respell(graph: fx.Graph, constants: Constants) -> None:
     """Every call in its one spelling; what that is made of, too."""
     done: set[fx.Node] = set()
+    definitions = Definitions(constants.device)
     while waiting := [n for n in graph.nodes if n.op == "call_function" and n not in done]:
         for node in waiting:
             done.add(node)
             if not node._erased:
-                _respell(node, constants.device)
+                _respell(node, definitions)
 
 
-def _respell(node: fx.Node, device: torch.device) -> None:
-    what = kind(node)
+def _respell(node: fx.Node, definitions: Definitions) -> None:
+    what, device = kind(node), definitions.device
     if (rewrite := SPELLINGS.get(packet(node)) or BY_KIND.get(what)) is not None:
         new = rewrite(node)
     elif what is Kind.ATTENTION:
@@ -88,13 +84,19 @@ def _respell(node: fx.Node, device: torch.device) -> None:
         new = transform(node, device)
     elif what is Kind.FACTORY:
         new = as_full(node, device)
-    elif what is Kind.UNKNOWN:
-        new = taken_apart(node, device)
+    elif what in (Kind.UNKNOWN, Kind.RECURRENT) or node.target in DEFINED:
+        new = definitions.take_apart(node)
     else:
         return
     if new is not None and new is not node and not node._erased:
         swap(node, new)
 
+
+#: What is of a kind that rules know, and better taken apart.
+DEFINED = frozenset(
+    {aten.addcmul.default, aten.addcdiv.default}
+    | {aten.clamp.Tensor, aten.clamp_min.Tensor, aten.clamp_max.Tensor}
+)
 
 BY_KIND: dict[Kind, Callable[[fx.Node], fx.Node | None]] = {
     **VIEWS,
@@ -108,7 +110,6 @@ BY_KIND: dict[Kind, Callable[[fx.Node], fx.Node | None]] = {
     Kind.MATMUL: as_matmul,
     Kind.CONTRACTION: contracted,
     Kind.LINEAR: linear_of_matrix,
-    Kind.RECURRENT: unroll,
 }
 
 
@@ -116,20 +117,16 @@ SPELLINGS: dict[Operator, Rewrite] = {
     aten.add: sum_with_factor,
     aten.sub: sum_with_factor,
     aten.rsub: difference,
-    **dict.fromkeys((aten.addmm, aten.addmv, aten.baddbmm, aten.addbmm), product_and_sum),
+    aten.addbmm: products_added,
     **dict.fromkeys((aten.exp2, aten.pow), exponential),
-    aten.addr: outer_product_and_sum,
     **dict.fromkeys(
         (aten.adaptive_max_pool1d, aten.adaptive_max_pool2d, aten.adaptive_max_pool3d),
         largest_of_stretches,
     ),
+    **dict.fromkeys(CELLS, unroll),
     aten.item: read_as_tensor,
-    **dict.fromkeys((aten.clamp, aten.clamp_min, aten.clamp_max), clamped),
-    aten.addcmul: product_added,
-    aten.addcdiv: product_added,
     aten.lerp: between,
     aten._trilinear: trilinear,
-    aten.glu: gated,
     aten.heaviside: step,
     aten.cosine_similarity: cosine,
     aten.linalg_vector_norm: sum_of_sizes,

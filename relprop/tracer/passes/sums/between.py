@@ -25,35 +25,25 @@ from relprop.tracer.passes.sums.terms import Terms, added, is_top, terms_of, wit
 
 def raise_between(graph: fx.Graph) -> None:
     """Every form of what lies between two tensors → one."""
-    for rule in (_of_difference, _of_rest, _of_more):
+    for rule in (_of_difference, _of_more):
         for node in list(graph.nodes):
             if not node._erased and is_top(node) and (new := rule(node, terms_of(node))):
                 swap(node, new)
 
 
 def _of_difference(at: fx.Node, terms: Terms) -> fx.Node | None:
-    """x + g⊙(y − x) → x⊙(1 − g) + y⊙g."""
+    """x + g⊙(y − x) → x⊙(1 − g) + y⊙g; x − x⊙g → x⊙(1 − g)."""
     for sign, product in terms:
         for share, inner in _factors(product):
-            found = terms_of(inner)
-            for x in [x for s, x in terms if s > 0 and (-sign, x) in found]:
-                rest = [(sign * s, y) for s, y in without(found, (-sign, x))]
-                if not rest or not shape_of(x) == shape_of(inner) == shape_of(product):
-                    continue
-                kept = emit(at, aten.mul.Tensor, x, _contrary(at, share))
-                new = emit(at, aten.mul.Tensor, added(at, rest), share)
-                others = without(terms, (1, x), (sign, product))
-                return added(at, [(1, kept), (1, new), *others])
-    return None
-
-
-def _of_rest(at: fx.Node, terms: Terms) -> fx.Node | None:
-    """x − x⊙g → x⊙(1 − g)."""
-    for sign, product in terms:
-        for share, x in _factors(product):
-            if sign < 0 and (1, x) in terms and shape_of(x) == shape_of(product):
-                kept = emit(at, aten.mul.Tensor, x, _contrary(at, share))
-                return added(at, [(1, kept), *without(terms, (1, x), (sign, product))])
+            for found in ([(1, inner)], terms_of(inner)):
+                for x in [x for s, x in terms if s > 0 and (-sign, x) in found]:
+                    if not shape_of(x) == shape_of(inner) == shape_of(product):
+                        continue
+                    rest = [(sign * s, y) for s, y in without(found, (-sign, x))]
+                    made = [(1, emit(at, aten.mul.Tensor, x, _contrary(at, share)))]
+                    if rest:
+                        made.append((1, emit(at, aten.mul.Tensor, added(at, rest), share)))
+                    return added(at, made + without(terms, (1, x), (sign, product)))
     return None
 
 

@@ -85,7 +85,8 @@ def put(at: fx.Node, whole: fx.Node, part: fx.Node, dim: int, start: int, end: i
 def _put_slice(at: fx.Node, whole: fx.Node, part: fx.Node, view: fx.Node) -> fx.Node:
     dim, shape = argument(view, "dim") % rank(whole), shape_of(whole)
     if argument(view, "length") is not None:  # narrow
-        start = argument(view, "start") % (shape[dim] + 1)
+        start = argument(view, "start")
+        start += shape[dim] if start < 0 else 0
         return put(at, whole, part, dim, start, start + argument(view, "length"))
     bounds = slice(*(argument(view, n) for n in ("start", "end", "step")))
     return put_slice(at, whole, part, dim, range(*bounds.indices(shape[dim])))
