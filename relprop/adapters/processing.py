@@ -78,7 +78,7 @@ def processed(model: nn.Module, inputs: Any, processor: Any) -> Prepared:
     known = {} if pictures is None or images is None else _pictured(pictures, images, made)
     found = _accepted(model, made, processor)
     if isinstance(found, Tensor):
-        known = {k: {"input_0": of for of in v.values()} for k, v in known.items()}
+        known = {k: dict.fromkeys(["input_0"], *v.values()) for k, v in known.items() if v}
     return Prepared(found, processor, **known)
 
 

@@ -25,10 +25,12 @@ from relprop.runner.values import without_leading_one
 from relprop.targets import Start
 from relprop.tracer.binding import Inputs
 from relprop.tracer.editing import val
+from relprop.tracer.judge import tolerance
 from relprop.tracer.program import Program
 from relprop.tracer.run import execute
 
-#: How far y_t of a padded text may be from that of the text alone, of the largest y_t.
+#: How far y_t of a padded text may be from that of the text alone, of the largest y_t; as far as
+#: rounding may take a program from its model, if that is more.
 OFF = 1e-3
 NUMBERED = (
     "say where its text begins, if the model takes that: "
@@ -123,7 +125,8 @@ class InputStudy(Study):
                 values = deletion.alone(sample).items()
                 spread = {n: v.expand(inputs.batch, *v.shape[1:]) for n, v in values}
                 alone, y = float(self.scalar(spread)[sample]), float(self.start.scalars[sample])
-                if abs(alone - y) > OFF * max(abs(alone), float(self.start.scalars.abs().max())):
+                off = max(OFF, tolerance(self.program, self.start.scalars.dtype))
+                if abs(alone - y) > off * max(abs(alone), float(self.start.scalars.abs().max())):
                     fact = (
                         f"padding changes what the model says: y of sample "
                         f"{sample + self.run.part.first} is {y:.4g}, and {alone:.4g} of its "
