@@ -130,7 +130,7 @@ class ZeroScoresWarning(RelpropWarning):
 
 class RollUpWarning(RelpropWarning):
     """What residual connections alone leave of an input sums to more than 1: tokens were taken for
-    features somewhere, and are counted more than once."""
+    features, and are counted more than once; it names the first operation that did so."""
 
 
 class ExplodedScoresWarning(RelpropWarning):
