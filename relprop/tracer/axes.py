@@ -106,7 +106,7 @@ def _pool(node: fx.Node, axes: Axes) -> Axes:
 
 def _matmul(node: fx.Node, known: Known) -> Axes:
     """Rows of the left operand, columns of the right; each batch is like that of the first operand
-    that has it."""
+    that has it, and has it of its own before one that repeats it (the queries of all windows)."""
     shape = shape_of(node)
     a, b = known.get(operand(node, 0)), known.get(operand(node, 1))
     rows = a[-2] if a is not None and len(a) > 1 else fresh(shape[-2])
@@ -114,8 +114,9 @@ def _matmul(node: fx.Node, known: Known) -> Axes:
     both = [axes for axes in (a, b) if axes is not None]
     batch = []
     for i, size in enumerate(shape[:-2], -len(shape)):
-        having = (axes[i] for axes in both if len(axes) >= -i and axes[i])
-        batch.append(next(having, fresh(size)))
+        having = [axes[i] for axes in both if len(axes) >= -i and axes[i]]
+        own = [axis for axis in having if not any(atom.repeated for atom in axis)]
+        batch.append(next(iter(own or having), fresh(size)))
     return (*batch, rows, columns)
 
 

@@ -106,7 +106,7 @@ def run_eager(
         )
         kind = type(error).__name__
         fact = f"the model itself fails on these inputs: {kind}: {first_line(error)}"
-        if isinstance(error, TypeError) and _takes_one(model, inputs):
+        if "unexpected keyword" in str(error) and _takes_one(model, inputs):
             raise InputError(fact, at=f"called with {shapes}", then=BY_DICT) from error
         then = [
             *_beyond(run, model, inputs),

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, fx, nn
 
-from relprop.operations import ELEMENTWISE, MOVES, Kind, integers, kind, operand
+from relprop.operations import Kind, integers, kind, operand
 from relprop.tracer.atoms import is_token
 from relprop.tracer.binding import Inputs
 from relprop.tracer.editing import is_float, is_live, rank
@@ -21,8 +21,8 @@ from relprop.tracer.run import execute
 
 #: How far from 1 a sum of weights may be.
 NEAR = 1e-3
-#: What keeps a softmax's weights its own, though some are hidden, scaled or turned.
-KEEPS = (MOVES | ELEMENTWISE | {Kind.SOFTMAX}) - {Kind.SUM}
+#: What makes other things of a softmax's weights: not so what picks, hides, scales or turns them.
+MIXES = {Kind.MATMUL, Kind.LINEAR, Kind.CONVOLUTION, Kind.NORM, Kind.BATCH_NORM, Kind.SUM}
 
 
 def other_attention(program: Program, model: nn.Module, inputs: Inputs) -> tuple[fx.Node, ...]:
@@ -31,7 +31,7 @@ def other_attention(program: Program, model: nn.Module, inputs: Inputs) -> tuple
     made: set[fx.Node] = set()
     for node in program.graph.nodes:
         if kind(node) is Kind.SOFTMAX or (
-            kind(node) in KEEPS and any(n in made for n in node.all_input_nodes)
+            kind(node) not in MIXES and any(n in made for n in node.all_input_nodes)
         ):
             made.add(node)
     sites = {site.contraction for site in program.sites}
@@ -67,5 +67,5 @@ def _weights(node: fx.Node, program: Program) -> Iterator[tuple[fx.Node, int]]:
 
 
 def _sum_to_one(weights: Tensor, axis: int) -> bool:
-    sums = weights.double().sum(axis)
-    return bool((weights >= 0).all()) and bool(((sums - 1).abs() < NEAR).all())
+    sums, picks = weights.double().sum(axis), ((weights == 0) | (weights == 1)).all()
+    return bool((weights >= 0).all() & ((sums - 1).abs() < NEAR).all() & ~picks)

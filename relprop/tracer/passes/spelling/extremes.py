@@ -11,6 +11,7 @@ from relprop.tracer.editing import (
     arguments,
     aten,
     emit,
+    is_tensor,
     rank,
     reshaped,
     shape_of,
@@ -59,6 +60,18 @@ def of_two(node: fx.Node) -> fx.Node | None:
         return None
     op = aten.maximum.default if is_call(node, aten.max) else aten.minimum.default
     return emit(node, op, *arguments(node))
+
+
+def clamped(node: fx.Node) -> fx.Node | None:
+    """``clamp(x, low, high)`` by tensors → ``minimum(maximum(x, low), high)``: PyTorch's own
+    definition chooses by what is NaN, too, which DeepLIFT has no rule for."""
+    bounds = {op: argument(node, n) for n, op in (("min", aten.maximum), ("max", aten.minimum))}
+    if not any(is_tensor(bound) for bound in bounds.values()):
+        return None
+    x = operand(node)
+    for op, bound in bounds.items():
+        x = x if bound is None else emit(node, op.default, x, bound)
+    return x
 
 
 def largest_of_stretches(node: fx.Node) -> None:

@@ -30,6 +30,7 @@ from relprop.tracer.passes.spelling.casts import (
 from relprop.tracer.passes.spelling.definitions import Definitions
 from relprop.tracer.passes.spelling.einsum import contracted, trilinear
 from relprop.tracer.passes.spelling.extremes import (
+    clamped,
     largest_of_stretches,
     of_all_axes,
     of_two,
@@ -93,10 +94,7 @@ def _respell(node: fx.Node, definitions: Definitions) -> None:
 
 
 #: What is of a kind that rules know, and better taken apart.
-DEFINED = frozenset(
-    {aten.addcmul.default, aten.addcdiv.default}
-    | {aten.clamp.Tensor, aten.clamp_min.Tensor, aten.clamp_max.Tensor}
-)
+DEFINED = frozenset({aten.addcmul.default, aten.addcdiv.default})
 
 BY_KIND: dict[Kind, Callable[[fx.Node], fx.Node | None]] = {
     **VIEWS,
@@ -125,6 +123,7 @@ SPELLINGS: dict[Operator, Rewrite] = {
     ),
     **dict.fromkeys(CELLS, unroll),
     aten.item: read_as_tensor,
+    **dict.fromkeys((aten.clamp, aten.clamp_min, aten.clamp_max), clamped),
     aten.lerp: between,
     aten._trilinear: trilinear,
     aten.heaviside: step,
