@@ -22,9 +22,8 @@ CELLS = {
 def unroll(node: fx.Node) -> None:
     """The cells of a recurrent layer in place of ``node``. Packed sequences and projections are
     left as they are."""
-    if getattr(node.target, "_overloadname", "") != "input":
-        return
-    if any(kind(u) is not Kind.OUTPUT for u in node.users):
+    packed = getattr(node.target, "_overloadname", "") != "input"
+    if packed or any(kind(u) is not Kind.OUTPUT for u in node.users):
         return
     x, hidden, weights, has_bias, layers, _, _, both_ways, batch_first = arguments(node)
     states = list(hidden) if packet(node) is aten.lstm else [hidden]
@@ -45,15 +44,11 @@ def unroll(node: fx.Node) -> None:
             found.append(outputs[::way])
             for state, end in zip(last, ended, strict=True):
                 state.append(end)
-        inputs = found[0] if directions == 1 else _beside(node, *found)
+        both = zip(*found, strict=True)  # what each direction gives, step by step
+        inputs = [emit(node, aten.cat.default, [*one], -1) if one[1:] else one[0] for one in both]
     result = emit(node, aten.stack.default, inputs, 1 if batch_first else 0)
     ends = (emit(node, aten.stack.default, state, 0) for state in last)
     swap_results(node, [result, *ends])
-
-
-def _beside(node: fx.Node, ahead: list[fx.Node], back: list[fx.Node]) -> list[fx.Node]:
-    """What both directions give, step by step."""
-    return [emit(node, aten.cat.default, [*pair], -1) for pair in zip(ahead, back, strict=True)]
 
 
 def _run(
