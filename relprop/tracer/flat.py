@@ -116,10 +116,10 @@ def run_eager(
 
 
 def _takes_one(model: nn.Module, inputs: Inputs) -> bool:
-    """Whether forward asks for one thing, that is not among the inputs' names: a dict of them."""
+    """Whether forward asks for one thing that is none of several named inputs: a dict of them."""
     takes = inspect.signature(model.forward).parameters.values()
     asked = [p.name for p in takes if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-    return len(asked) == 1 and asked[0] not in inputs.names
+    return len(inputs.names) > 1 and len(asked) == 1 and asked[0] not in inputs.names
 
 
 class _Lookups(TorchDispatchMode):
