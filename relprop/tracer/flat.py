@@ -126,7 +126,7 @@ class _Lookups(TorchDispatchMode):
     """Remembers what a run looks up beyond the rows of a table."""
 
     def __init__(self, names: Mapping[object, str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names, self.beyond = names, list[str]()
 
     def __torch_dispatch__(

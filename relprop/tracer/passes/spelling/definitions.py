@@ -35,7 +35,8 @@ class Definitions:
         made = self._definition(node, operands)
         if made is None:
             return None
-        env = dict(zip(made.find_nodes(op="placeholder"), operands, strict=True))
+        placeholders = made.find_nodes(op="placeholder")
+        env: dict[fx.Node, fx.Node] = dict(zip(placeholders, operands, strict=True))
         for inner in made.nodes:
             if inner.op == "call_function":
                 with node.graph.inserting_before(node):
