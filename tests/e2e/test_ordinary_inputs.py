@@ -27,12 +27,14 @@ PREPARED = {
     "bert": ("text", {"padding": True}),
     "wave": ("raw_speech", {"sampling_rate": 16000}),
 }
-#: Advice in words, or with a name left open: what it asks for is what other rows give.
+#: Advice in words, or with a name left open: what it asks for is what other rows give, or what
+#: `test_own_modules.py` follows.
 WORDS = (
-    r"call (the pipeline|model\(\.\.\.\)) on|if they are looked up|did you mean|.* is a constant"
+    r"call (the pipeline|model\(\.\.\.\)) on|give ids|cut the text|did you mean|.* is a constant"
     r"|a path, a file's bytes|give (levels|a tensor, a tuple|each tensor|None, an int|what reads)"
     r"|a tuple indexes|processor= reads|inputs are not read from|choose (one|with)|prepare the"
     r"|(text|label|classes)=(\(\.\.\.\))?   #|torch.as_tensor\(array|--text gives|.*COMMAND --help"
+    r"|put the model into one|\s*(class Plain|def |super|self|return|relprop.explain\(Plain)"
 )
 
 
