@@ -250,17 +250,15 @@ def _accepted(model: nn.Module, made: Any, processor: Any) -> Any:
     ``forward`` has other names for what a tokenizer makes."""
     takes, (device, dtype) = inspect.signature(model.forward).parameters, home_of(model)
     given = [n for n in made if isinstance(made[n], Tensor)]
+    for name in given:
+        made[name] = made[name].to(device, dtype if made[name].is_floating_point() else None)
     named = [n for n in given if n in takes]
     if not named and not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
         if len(given) == 1:
-            return made[given[0]].to(device, dtype if made[given[0]].is_floating_point() else None)
+            return made[given[0]]
         raise _named_otherwise(given, [*takes], processor)
     for name in [n for n in made if named and n not in takes]:
         del made[name]
-    for name in list(made):
-        if isinstance(made[name], Tensor):
-            floating = made[name].is_floating_point()
-            made[name] = made[name].to(device, dtype if floating else None)
     made.update(positions_of(model, made))
     return made
 
@@ -273,7 +271,7 @@ def _named_otherwise(given: list[str], takes: list[str], processor: Any) -> Inpu
         f"relprop.explain(model, {names}, processor=processor)   # in the order of {takes}",
     ]
     if len(takes) == 1:
-        then += wrapped("**tensors", "tensors", "inputs, processor=processor")
-        then[2] = "or, if it takes a dict, " + then[2]
+        first, *lines = wrapped("**tensors", "tensors", "inputs, processor=processor")
+        then += [f"or, if it takes a dict, {first}", *lines]
     fact = f"{type(processor).__name__} makes {', '.join(given)}, and forward takes {takes}"
     return InputError(fact, then=then)

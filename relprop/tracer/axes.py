@@ -106,7 +106,7 @@ def _pool(node: fx.Node, axes: Axes) -> Axes:
 
 def _matmul(node: fx.Node, known: Known) -> Axes:
     """Rows of the left operand, columns of the right; each batch is like that of the first operand
-    that has it, and has it of its own before one that repeats it (the queries of all windows)."""
+    that has it, and has it of its own before one that repeats it (GCViT's global queries)."""
     shape = shape_of(node)
     a, b = known.get(operand(node, 0)), known.get(operand(node, 1))
     rows = a[-2] if a is not None and len(a) > 1 else fresh(shape[-2])

@@ -155,10 +155,9 @@ def _beyond(
     configs = (setting(module, "config") for module in modules_of(model))
     limits = [n for c in configs if isinstance(n := _limit(c), int) and 0 < n < length]
     if limits:
-        cut = f"'truncation': True, 'max_length': {min(limits)}"
         yield (
-            f"cut the text: it has {length} tokens, and the model reads {min(limits)}: "
-            f"inputs={{'text': text, {cut}}}, processor=tokenizer"
+            f"cut the text, it has {length} tokens, and the model reads {min(limits)}: inputs="
+            f"tokenizer(text, truncation=True, max_length={min(limits)}, return_tensors='pt')"
         )
     yield from lookups.beyond[:1]
 

@@ -58,8 +58,9 @@ def rows_after(
 
 
 def _stays_in_its_row(node: fx.Node, source: fx.Node, axis: int, labels: Labels) -> bool:
-    """Whether whole rows are picked, or elements along the rows, or these put at places of their
-    rows among zeros, by an index that may depend on the input."""
+    """Whether whole rows are picked (adaptive token sampling, in vit-pytorch), or elements along
+    the rows, or these put at places of their rows among zeros, by an index that may depend on the
+    input."""
     if kind(node) is Kind.INDEX and source is operand(node):
         places = [(i, index) for i, index in enumerate(arguments(node)[1]) if index is not None]
         return len(places) == 1 and val(places[0][1]).dim() == 1 and places[0][0] != axis

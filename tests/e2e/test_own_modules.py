@@ -20,6 +20,7 @@ from tests.e2e.ordinary_roads import TOKENIZER
 TEXTS = ["the film was", "fine"]
 MADE = TOKENIZER(TEXTS, padding=True, return_tensors="pt")
 IDS, MASK = MADE["input_ids"], MADE["attention_mask"]
+SPECIAL = torch.tensor([TOKENIZER.cls_token_id, TOKENIZER.sep_token_id])
 READY = {"input_ids": IDS, "attention_mask": MASK}
 SIZES = {
     "hidden_size": 16,
@@ -35,7 +36,11 @@ class Tuned(nn.Module):
     def __init__(self):
         super().__init__()
         config = transformers.BertConfig(
-            **SIZES, vocab_size=len(TOKENIZER), max_position_embeddings=24
+            **SIZES,
+            vocab_size=len(TOKENIZER),
+            max_position_embeddings=24,
+            bos_token_id=TOKENIZER.cls_token_id,
+            eos_token_id=TOKENIZER.sep_token_id,
         )
         self.body, self.head = transformers.BertModel(config), nn.Linear(16, 3)
 
@@ -82,15 +87,14 @@ def test_words_special_tokens_and_padding_are_the_tokenizers(kind, given):
     e = relprop.explain(model(kind), given, 1, processor=TOKENIZER)
     plain = relprop.explain(model(kind), READY, 1)
     assert torch.equal(e.scores, plain.scores) and e.scores.any()
-    special = torch.tensor([TOKENIZER.cls_token_id, TOKENIZER.sep_token_id])
-    assert torch.equal(e.content, ~torch.isin(IDS, special) & (MASK == 1))
+    assert torch.equal(e.content, ~torch.isin(IDS, SPECIAL) & (MASK == 1))
     assert [word for word, _ in e.words(0)] == ["the", "film", "was"]
     assert e.tokens[1] == TOKENIZER.convert_ids_to_tokens(IDS[1])
 
 
 def test_without_a_tokenizer_the_body_says_which_ids_are_special():
     given = relprop.explain(model(Tuned), READY, 1)
-    assert given.content.tolist() == (MASK == 1).tolist()  # this body's config names padding alone
+    assert torch.equal(given.content, ~torch.isin(IDS, SPECIAL) & (MASK == 1))
     assert relprop.explain(model(Plain), READY, 1).content.all()  # nothing is known of these
 
 
@@ -164,7 +168,8 @@ def test_a_text_that_is_too_long():
     text = "the film was " * 20
     said, lines = refused(Tuned, text, processor=TOKENIZER)
     assert "the model reads 24" in said and "token_type" not in said
-    inputs = eval(lines.split("inputs=")[1].split(", processor")[0], {"text": text})
+    advised = lines.split("inputs=")[1].split("\n")[0]
+    inputs = eval(advised, {"text": text, "tokenizer": TOKENIZER})
     e = relprop.explain(model(Tuned), inputs, 1, processor=TOKENIZER)
     assert e.scores.shape == (1, 24)
 
