@@ -28,7 +28,7 @@ from relprop.runner.needs import Needs
 from relprop.runner.relevance import walk_ahead, walk_key
 from relprop.runner.run import Part, Run, run
 from relprop.runner.sweep import Gradients
-from relprop.runner.unmoved import refuse_unmoved
+from relprop.runner.unmoved import refuse_flat, refuse_unmoved
 from relprop.targets import NoStart, Start
 
 #: Of how many targets at the most nothing is kept from one to the next: memory costs time, too.
@@ -98,6 +98,8 @@ def _answers_of(
         for number, start in starts.items():
             begin(needs[number].question.method)
             with refusal(number, refused):
+                if needs[number].differentiates and not needs[number].backward.by_gradient:
+                    refuse_flat(needs[number].session, done, start, gradients)
                 row[number] = answer(needs[number], done, target, start, gradients)
             key = walk_key(needs[number])
             left[key] -= 1

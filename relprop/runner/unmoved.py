@@ -66,8 +66,20 @@ class Moving:
         ends = {*self.program.output_nodes}
         return execute(self.program, self.model, self.inputs, ends, known=known)
 
+    def flat(self) -> Tensor:
+        """Which of the numbers have a gradient that is nothing but rounding, (numbers,)."""
+        single, double = (self._sloped(dtype)[2] for dtype in (torch.float32, torch.float64))
+        return double < FINER * single
+
     def _moved(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """In a type the numbers, how far steps move them, and Σ |value · gradient|, all double."""
+        moving, here, slope = self._sloped(dtype)
+        others = [moving.number(moving.outputs(k + 1)) for k in range(STEPS)]
+        far = (torch.stack(others) - here).abs().amax(0)
+        return here.double(), far.detach().double(), slope.double()
+
+    def _sloped(self, dtype: torch.dtype) -> tuple[Moving, Tensor, Tensor]:
+        """In a type the same, the numbers and Σ |value · gradient|, each (numbers,)."""
         given = {n: v.to(dtype) if is_floating(n) else v for n, v in self.given.items()}
         floating = [v.requires_grad_() for n, v in given.items() if is_floating(n)]
         moving = replace(self, given=given, program=replace(self.program, dtype=dtype))
@@ -78,9 +90,7 @@ class Moving:
         for value, gradient in zip(floating, found, strict=True):
             if gradient is not None:
                 slope = slope + (value * gradient).flatten(1).abs().sum(1)
-        others = [self.number(moving.outputs(k + 1)) for k in range(STEPS)]
-        far = (torch.stack(others) - here).abs().amax(0)
-        return here.detach().double(), far.detach().double(), slope.detach().double()
+        return moving, here.detach(), slope.detach()
 
 
 def refuse_unmoved(session: Session, run: Run, target: object, start: Start) -> None:
@@ -94,6 +104,36 @@ def refuse_unmoved(session: Session, run: Run, target: object, start: Start) -> 
         f"{float(start.scalars[first]):.6g} whatever the input is, but for rounding"
     )
     raise TargetError(fact, then=[OTHERS])
+
+
+def refuse_flat(
+    session: Session, run: Run, start: Start, gradients: Mapping[fx.Node, Tensor]
+) -> None:
+    """Raises ``TargetError`` where nothing but rounding is left of y_t's gradient: y_t of a sample
+    is at its largest or least, as the cosine of two texts that are equal is. ``gradients``: ∂y_t/∂
+    at the run's watched nodes."""
+    here, again, watched = start.scalars.detach(), start.again, run.forward.watched
+    held = [(watched[n].detach(), g) for n, g in gradients.items() if n in watched]
+    if again is None or not held:
+        return
+    total = torch.stack([(v * g).abs().flatten(1).sum(1) for v, g in held]).amax(0)
+    near = (total > 0) & _is_noise(here + total, here)
+    if not bool(near.any()):
+        return
+    values = run.values(session, set(session.program.leaves.values()))
+    given = {n: v.detach() for n, v in values.items()}
+    try:
+        near &= Moving(session.program, session.model, run.inputs, given, again).flat()
+    except RelpropError:  # the model cannot be run in another type
+        return
+    if bool(near.any()):
+        first = int(near.nonzero()[0])
+        fact = (
+            f"y_t of sample {run.part.first + first} is {float(here[first]):.6g}, a largest or "
+            "least value: its gradient is 0 but for rounding"
+        )
+        others = "or ask method='attnlrp' or 'leave_one_out', which read no gradient of y there"
+        raise TargetError(fact, then=[OTHERS, others])
 
 
 def _still(session: Session, run: Run, target: object, start: Start) -> Tensor | None:
@@ -112,8 +152,7 @@ def _still(session: Session, run: Run, target: object, start: Start) -> Tensor |
     moving = Moving(program, session.model, run.inputs, given, again)
     try:
         there = again(moving.outputs(1) if read_off else _elsewhere(moving)).to(here)
-        noise = min(NOISE * torch.finfo(here.dtype).eps, MOST)
-        if not bool(((there - here).abs() <= noise * here.abs().clamp(min=1)).any()):
+        if not bool(_is_noise(there, here).any()):
             return None
         key = "still", start.label, len(here)
         return moving.still() if is_callable(target) else program.memo.once(key, moving.still)
@@ -121,12 +160,16 @@ def _still(session: Session, run: Run, target: object, start: Start) -> Tensor |
         return None
 
 
+def _is_noise(there: Tensor, here: Tensor) -> Tensor:
+    noise = min(NOISE * torch.finfo(here.dtype).eps, MOST)
+    return (there - here).abs() <= noise * here.abs().clamp(min=1)
+
+
 def is_noise(mine: Value, theirs: Tensor | None) -> bool:
     """Whether two values of an output differ by no more than rounding may make of a number."""
     if theirs is None or not theirs.is_floating_point() or mine.shape != theirs.shape:
         return False
-    noise = min(NOISE * torch.finfo(theirs.dtype).eps, MOST)
-    return bool(((mine.detach() - theirs).abs() <= noise * theirs.abs().clamp(min=1)).all())
+    return bool(_is_noise(mine.detach(), theirs).all())
 
 
 def unmoved_output(program: Program, model: nn.Module, inputs: Inputs, output: fx.Node) -> bool:

@@ -106,3 +106,26 @@ def test_a_number_that_is_0_is_explained():
     y = explained(lambda x, head: head(x).tanh(), torch.float64, "gae").output
     e = explained(lambda x, head: head(x).tanh() - float(y[0]), torch.float64, "gae")
     assert float(e.output[0].abs()) < 1e-15 and e.scores[0].any()
+
+
+class Pair(Reader):
+    """The cosine of two texts."""
+
+    def forward(self, first, second):
+        both = [Reader.forward(self, ids) for ids in (first, second)]
+        return F.cosine_similarity(*both, dim=-1)[:, None]
+
+
+@PRECISIONS
+def test_equal_texts_among_pairs_are_refused_where_a_gradient_is_read(dtype):
+    pairs = IDS, IDS.where(IDS != 12, 5)
+    model = randomise(Pair(lambda x, head: x)).to(dtype).eval()
+    for method in ("transformer_attribution", "gae", "input_gradient", "gradient_x_input"):
+        try:  # rounding may happen to leave 0
+            assert not relprop.explain(model, pairs, 0, method=method)["input_0"].scores[1].any()
+        except TargetError as error:
+            assert "y_t of sample 1 is 1, a largest" in str(error)
+        one = relprop.explain(model, tuple(p[:1] for p in pairs), 0, method=method)
+        assert one["input_0"].scores.any()
+    for method in ("attnlrp", "leave_one_out", "rollout"):
+        assert relprop.explain(model, pairs, 0, method=method)["input_0"].scores[1].any()

@@ -19,7 +19,7 @@ class Case:
 
     ``reads``: of a plain residual stack the position of the row that the head reads, or a slice of
     positions for their mean; ``None``: not a plain stack. ``beside``: so many attentions are added
-    in one sum. ``paper``: a plain ViT or BERT, whose default method is worked out anew.
+    in one sum. ``rows``: so many rows the target reads. ``paper``: a plain ViT or BERT, whose default method is worked out anew.
 
     ``sites``: how many softmaxes mix explained tokens, where contractions read others, too.
     ``mixed``: heads are mixed behind the softmax. ``alone``: the model mixes the samples of a
@@ -32,6 +32,7 @@ class Case:
     target: Any = 1
     reads: int | slice | None = None
     beside: int = 1
+    rows: int = 1
     paper: bool = False
     sites: int | None = None
     mixed: bool = False
@@ -144,7 +145,7 @@ CASES = {
     "timm.headless": case(M("timm:create_model", "vit_tiny_patch16_224", num_classes=0, **TIMM), SMALL, 3, 0),
     "open_clip.picture": case(M("open_clip.transformer:VisionTransformer", 16, 4, 16, 2, 2, 2, output_dim=8), SMALL, 1, 0, paper=True),
     "open_clip.text": case(M("open_clip.transformer:TextTransformer", 8, 20, 16, 2, 2, output_dim=8), WORDS.sort().values, 1, -1),
-    "open_clip.pair": case(M("open_clip:CLIP", 8, CLIP_VISION, CLIP_TEXT), {"image": SMALL, "text": WORDS.sort().values}, lambda o: o[0][0] @ o[1][0]),
+    "open_clip.pair": case(M("open_clip:CLIP", 8, CLIP_VISION, CLIP_TEXT), {"image": SMALL, "text": WORDS.sort().values}, lambda o: o[0][0] @ o[1][0], rows=2),
     "monai.vit": case(M("monai.networks.nets:ViT", 1, (8, 8, 8), (4, 4, 4), num_layers=2, classification=True, num_classes=5, **MONAI), normal(2, 1, 8, 8, 8), lambda o: o[0][0, 1], 0),
     "monai.unetr": case(M("monai.networks.nets:UNETR", 1, 2, (32, 32), feature_size=4, spatial_dims=2, **MONAI), normal(2, 1, 32, 32), (1, 3, 3)),
     "monai.swin_unetr": case(M("monai.networks.nets:SwinUNETR", 1, 2, depths=(1, 1, 1, 1), num_heads=(1, 1, 1, 1), feature_size=12, spatial_dims=2, window_size=2), normal(2, 1, 64, 64), (1, 3, 3)),
