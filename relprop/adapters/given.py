@@ -23,7 +23,8 @@ class Prepared:
     ``encodings``: a fast tokenizer's own record of each sample. ``processor``: what the user gave
     as such. ``originals``: for each input of pictures, the pictures every sample was made from;
     ``patches``: which patches its rows are, where it holds pictures as rows of patches.
-    ``texts``: what each sample was made from, if it was text.
+    ``texts``: what each sample was made from, if it was text. ``seen``: which of its positions are
+    no padding, (batch, positions), where a processor padded and ``forward`` takes no mask.
     """
 
     inputs: Any
@@ -32,6 +33,7 @@ class Prepared:
     originals: Mapping[str, tuple[tuple[Original, ...], ...]] = field(default_factory=dict)
     texts: tuple[str, ...] = ()
     patches: Mapping[str, Patches] = field(default_factory=dict)
+    seen: Tensor | None = None
 
     def without_pictures(self) -> Prepared:
         """The same, with no picture kept; where the model's image lies in each is still known."""
@@ -53,6 +55,7 @@ class Prepared:
             encodings=cut(self.encodings),
             originals={name: cut(o) for name, o in self.originals.items()},
             texts=cut(self.texts),
+            seen=None if self.seen is None else self.seen[first : first + count],
         )
 
 

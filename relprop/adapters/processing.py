@@ -76,10 +76,12 @@ def processed(model: nn.Module, inputs: Any, processor: Any) -> Prepared:
     pictures = _pictures_in(inputs)
     _refuse_flattened(pictures, made)
     known = {} if pictures is None or images is None else _pictured(pictures, images, made)
+    mask = made.get("attention_mask")
     found = _accepted(model, made, processor)
+    untold = isinstance(mask, Tensor) and not (mask.all() or "attention_mask" in found)
     if isinstance(found, Tensor):
         known = {k: dict.fromkeys(["input_0"], *v.values()) for k, v in known.items() if v}
-    return Prepared(found, processor, **known)
+    return Prepared(found, processor, seen=mask != 0 if untold else None, **known)
 
 
 def _with_pictures(model: nn.Module, inputs: Any, images: Any, *, files: bool) -> Any:

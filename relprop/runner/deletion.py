@@ -30,12 +30,14 @@ Values = dict[fx.Node, Tensor]
 @dataclass(frozen=True)
 class Deletion:
     """Positions taken out of the text ``name``, one of a program's ``inputs``: the model reads
-    texts that are really shorter."""
+    texts that are really shorter. ``seen``: which of its positions are no padding, (batch,
+    positions), where the inputs hold no mask."""
 
     program: Program
     model: nn.Module
     inputs: Inputs
     name: str
+    seen: Tensor | None = None
 
     def values(self, rows: Sequence[Row]) -> Iterator[tuple[int, Values]]:
         """For each row, in any order, its place and the values of the program's outputs, (1, *those
@@ -89,7 +91,9 @@ class Deletion:
         """Which positions of each sample are no padding, by the text's own mask."""
         name = self._own + ALONGSIDE[0]
         if name not in self._alongside:
-            return torch.ones(self._text.shape, dtype=torch.bool)
+            shape = self._text.shape
+            known = self.seen is not None and self.seen.shape == shape
+            return self.seen.cpu() if known else torch.ones(shape, dtype=torch.bool)
         return self.inputs.tensors[self.inputs.names.index(name)].cpu() != 0
 
     def padded(self) -> int | None:

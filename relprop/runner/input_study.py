@@ -103,13 +103,16 @@ class InputStudy(Study):
     def without(self, name: str, rows: Sequence[Row]) -> Tensor:
         """(rows,): y_t of the user's own model with positions of the text ``name`` deleted; each
         row is a sample and which of its positions are gone, (positions,), bool."""
-        session, inputs = self.session, self.run.inputs
-        deletion = Deletion(self.program, session.model, inputs, name)
+        inputs, deletion = self.run.inputs, self._deletion(name)
         found = torch.zeros(len(rows), dtype=self.start.scalars.dtype)
         for k, values in deletion.values(rows):
             spread = {n: v.expand(inputs.batch, *v.shape[1:]) for n, v in values.items()}
             found[k] = self.scalar(spread)[rows[k][0]]
         return found.to(self.home)
+
+    def _deletion(self, name: str) -> Deletion:
+        seen = self.run.part.prepared.seen
+        return Deletion(self.program, self.session.model, self.run.inputs, name, seen)
 
     def tell_padding(self) -> None:
         """Say, once per program, where y_t of a padded text or recording is another than y_t of it
@@ -117,7 +120,7 @@ class InputStudy(Study):
         inputs, first = self.run.inputs, self.program.memo.first_time
         for name in self.leaves:
             flat = not is_recorded() and inputs.tensors[inputs.names.index(name)].dim() == 2
-            deletion = Deletion(self.program, self.session.model, inputs, name)
+            deletion = self._deletion(name)
             sample = deletion.padded() if flat else None
             if sample is None or not (is_strict() or first(f"padding of {name}")):
                 continue

@@ -3,6 +3,7 @@ image processor of transformers: words, special tokens, padding and pictures are
 library's own model, and each refusal's advice works."""
 
 import textwrap
+import warnings
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 import relprop
-from relprop.errors import InputError, TargetError
+from relprop.errors import InputError, PaddingWarning, TargetError
 from tests.common.models import closeness, randomise
 from tests.e2e.ordinary_roads import TOKENIZER
 
@@ -96,6 +97,26 @@ def test_without_a_tokenizer_the_body_says_which_ids_are_special():
     given = relprop.explain(model(Tuned), READY, 1)
     assert torch.equal(given.content, ~torch.isin(IDS, SPECIAL) & (MASK == 1))
     assert relprop.explain(model(Plain), READY, 1).content.all()  # nothing is known of these
+
+
+class WithoutMask(Plain):
+    def forward(self, input_ids):
+        return self.head(self.layer(self.embed(input_ids))[:, 0])
+
+
+class WithItsOwnMask(Plain):
+    def forward(self, input_ids):
+        return super().forward(input_ids, input_ids != TOKENIZER.pad_token_id)
+
+
+@pytest.mark.parametrize("texts", [TEXTS, TEXTS[::-1], {"text": TEXTS}], ids=str)
+def test_padding_that_a_model_is_not_told_of_is_said_where_it_reads_it(texts):
+    with pytest.warns(PaddingWarning, match="explain each sample's 'input_ids' alone"):
+        relprop.explain(model(WithoutMask), texts, 1, processor=TOKENIZER)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PaddingWarning)
+        relprop.explain(model(WithItsOwnMask), texts, 1, processor=TOKENIZER)
+        relprop.explain(model(WithoutMask), TEXTS[:1] * 2, 1, processor=TOKENIZER)
 
 
 class Sight(nn.Module):
