@@ -12,6 +12,7 @@ from relprop.adapters.patches import Patches
 from relprop.adapters.pictures import Original
 from relprop.adapters.rgb import is_picture
 from relprop.errors import InputError, first_line, message
+from relprop.tracer.advice import made_of
 
 Word = tuple[str, list[int]]
 
@@ -92,7 +93,8 @@ def cannot_prepare(thing: Any, processor: Any, error: Exception) -> InputError:
         message(
             f"processor {type(processor).__name__} does not read {type(thing).__name__}: "
             f"{first_line(error)}",
-            then=[
+            then=made_of(thing, read=True)
+            or [
                 "prepare the inputs yourself and give the model's own: "
                 "inputs=processor(...), processor=processor"
             ],

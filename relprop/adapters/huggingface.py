@@ -8,13 +8,15 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from relprop.adapters.base import Adapter
 from relprop.adapters.given import Given, Prepared, ready
 from relprop.adapters.masks import config_ids, last_seen
 from relprop.adapters.processing import kind_of, tokenizer_of
-from relprop.errors import InputError, TargetError, message
+from relprop.errors import InputError, TargetError
+from relprop.tracer.advice import made_of
 from relprop.tracer.binding import Inputs
 
 CONTENT = re.compile(
@@ -39,8 +41,11 @@ class HuggingFace(Adapter):
         """Text, pictures or sound through the tokenizer or processor of the model; ready inputs as
         they are."""
         if processor is None and not ready(inputs) and (kind := kind_of(inputs)):
-            fact = f"inputs is {kind}, which the model does not read itself"
-            raise InputError(message(fact, then=[GIVE_PROCESSOR]))
+            array = isinstance(inputs, np.ndarray) and inputs.ndim == 2 and inputs.dtype.kind == "i"
+            fact = (
+                f"inputs is {'an array' if array else kind}, which the model does not read itself"
+            )
+            raise InputError(fact, then=[*made_of(inputs)[: int(array)], GIVE_PROCESSOR])
         return super().prepare(model, inputs, processor)
 
     def _by_name(self, given: Given) -> bool:

@@ -166,7 +166,7 @@ def over_attention(study: AttentionStudy) -> Numbers:
     scores = study.rolled_up(found) if is_matrices(found) else _token_maps(found)  # type: ignore[arg-type]
     if not is_matrices(found) or study.mixes_unattended or not study.needs.backward.in_chunks:
         scores = {
-            name: (torch.where(study.connected[name], part, 0), identity)
+            name: (torch.where(study.connected[name].to(part.device), part, 0), identity)
             for name, (part, identity) in scores.items()
         }
     at_inputs = [(s.name, study.found_at(s.leaf)) for s in study.streams if "input" in keep]
@@ -202,7 +202,10 @@ def _layers(study: AttentionStudy, found: Found) -> dict[str, Tensor]:
     if not layers:
         name = study.needs.question.method
         raise OptionError(f"keep='layers': method {name!r} has no scores by layer")
-    return {n: torch.where(study.connected[n][:, None], part, 0) for n, part in layers.items()}
+    return {
+        n: torch.where(study.connected[n][:, None].to(part.device), part, 0)
+        for n, part in layers.items()
+    }
 
 
 def _refuse_nonfinite(scores: Tensor, ledger: Ledger | None) -> None:

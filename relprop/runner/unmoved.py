@@ -116,7 +116,8 @@ def refuse_flat(
     held = [(watched[n].detach(), g) for n, g in gradients.items() if n in watched]
     if again is None or not held:
         return
-    total = torch.stack([(v * g).abs().flatten(1).sum(1) for v, g in held]).amax(0)
+    totals = [(v * g).abs().flatten(1).sum(1).to(here.device) for v, g in held]
+    total = torch.stack(totals).amax(0)
     near = (total > 0) & _is_noise(here + total, here)
     if not bool(near.any()):
         return

@@ -7,7 +7,6 @@ import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -15,9 +14,8 @@ from torch import Tensor
 
 from relprop.errors import CaptureError, InputError
 from relprop.operations import Args, Kwargs
+from relprop.tracer.advice import made_of
 from relprop.tracer.program import OutputTree
-
-PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def bind(inputs: Any) -> Inputs:
     else:
         then = "give a tensor, a tuple of positional arguments, or a dict of keyword arguments"
         fact = f"inputs is {type(inputs).__name__}"
-        raise InputError(fact, then=[*_made_of(inputs), f"{then}, batch first"])
+        raise InputError(fact, then=[*made_of(inputs), f"{then}, batch first"])
     places = [("args", i, v) for i, v in enumerate(args)] + [
         ("kwargs", k, v) for k, v in kwargs.items()
     ]
@@ -105,6 +103,10 @@ def bind(inputs: Any) -> Inputs:
     tensors = tuple(v for _, _, v in places if isinstance(v, Tensor))
     names = tuple(str(key) if kind == "kwargs" else f"input_{key}" for kind, key in tensor_places)
     _refuse_bad(names, tensors, [(k, v) for _, k, v in places])
+    if not tensors:
+        held = ", ".join(sorted({type(value).__name__ for *_, value in places}))
+        fact = "inputs holds no tensor" + (f" but {held}" if held else "")
+        raise InputError(fact, then=made_of(inputs))
 
     def rebuild(replaced: tuple[Tensor, ...]) -> tuple[Args, Kwargs]:
         new_args, new_kwargs = list(args), dict(kwargs)
@@ -127,23 +129,6 @@ def refuse_unlike(inputs: Inputs) -> None:
                 f"input {name!r} has {t.shape[0]} samples {list(t.shape)}, the first "
                 f"input {inputs.names[0]!r} has {inputs.batch}: batch comes first in every input"
             )
-
-
-def _made_of(thing: object) -> list[str]:
-    """How to make a tensor of what is none: an array, a picture, a file's name, a text."""
-    if isinstance(thing, str | PurePath):
-        suffix = PurePath(thing).suffix.lower()
-        if isinstance(thing, PurePath) or suffix in PICTURES or Path(thing[:250]).is_file():
-            opened = "PIL.Image.open(path)" if suffix in PICTURES else "what the file holds"
-            return [f"inputs are not read from files: give {opened}, and processor="]
-        return ["processor=tokenizer reads texts: relprop.explain(model, text, processor=...)"]
-    if hasattr(thing, "convert"):
-        return ["processor= reads pictures: relprop.explain(model, picture, processor=...)"]
-    if hasattr(thing, "__array__"):
-        whole = getattr(getattr(thing, "dtype", None), "kind", "") in ("i", "u")
-        dtype = "int64" if whole else "float32"
-        return [f"torch.as_tensor(array, dtype=torch.{dtype}), or processor= if it is a picture"]
-    return []
 
 
 def wrapped(takes: str, gives: str, inputs: str) -> list[str]:
@@ -174,11 +159,6 @@ def _refuse_bad(
                 then = wrapped("tensors", f"{name}list(tensors)", f"torch.stack(inputs[{key!r}])")
             fact = f"input {key!r} is a {type(value).__name__} of tensors; give each tensor "
             raise InputError(fact + "as an input of its own", then=then)
-    if not tensors:
-        held = ", ".join(sorted({type(value).__name__ for _, value in places}))
-        then = _made_of(places[0][1]) if places else []
-        fact = "inputs holds no tensor" + (f" but {held}" if held else "")
-        raise InputError(fact, then=then)
     for name, tensor in zip(names, tensors, strict=True):
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             fact = (

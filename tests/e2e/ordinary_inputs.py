@@ -295,6 +295,9 @@ table(
     too_long=no(LONGEST, "must match the existing size"),
     words=no([T.split()], ""),
 )
+IDS, UNLIKE = TOKENIZER([T])["input_ids"], TOKENIZER([T, "good film"])
+TALK = [{"role": "user", "content": T}]
+TOKENIZER.chat_template = "[CLS] {% for m in messages %}{{ m.content }}{% endfor %} [SEP]"
 table(
     "tokenizer",
     tuple=(tuple(U), U, "read as two samples"),
@@ -304,8 +307,20 @@ table(
     cut=({"text": LONGEST, "truncation": True, "max_length": 6}, T),
     emojis=("the 🙂 film", "the § film"),
     array_of_one=no(np.array(T), "does not read", T),
-    named_Series=no({"text": pd.Series(U)}, "does not read", U),
-    path=no(written("a.txt", T.encode()), "does not read"),
+    named_Series=no({"text": pd.Series(U)}, "list(inputs['text'])", U),
+    Index=no(pd.Index(U), "list(inputs)", U),
+    ids_of_one=no(IDS[0], "[None]   # of ids", T),
+    ids=no(IDS, "of ids", T),
+    ids_in_an_array=no(np.array(IDS), "of ids", T),
+    ids_of_two_lengths=no(UNLIKE["input_ids"], "processor.pad", [T, "good film"]),
+    a_batch_without_tensors=no(TOKENIZER([T]), "torch.as_tensor(rows)", T),
+    one_without_tensors=no(TOKENIZER(T), "torch.as_tensor(rows)[None]", T),
+    arrays_by_name=no(dict(TOKENIZER([T], return_tensors="np")), "torch.as_tensor(rows)", T),
+    two_lengths_without_tensors=no(UNLIKE, "processor.pad", [T, "good film"]),
+    messages=no(TALK, "processor.apply_chat_template(inputs, add", T),
+    conversations=no([TALK, TALK], "padding=True", [T, T]),
+    named_messages=no({"messages": TALK}, "apply_chat_template(inputs['messages']", T),
+    path=no(written("a.txt", T.encode()), "does not read", T),
     empty=("", [""]),
 )
 table(

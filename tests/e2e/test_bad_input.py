@@ -455,12 +455,12 @@ REFUSED = {
     ),
     "array": (
         InputError,
-        r"inputs is ndarray then torch.as_tensor\(array, dtype=torch.float32\)",
+        r"inputs is ndarray then inputs = torch.as_tensor\(inputs, dtype=torch.float32\)",
         lambda: explain(sample().numpy()),
     ),
     "list of arrays": (
         InputError,
-        r"inputs holds no tensor but ndarray then torch.as_tensor",
+        r"inputs holds no tensor but ndarray then inputs = \[torch.as_tensor\(one\)",
         lambda: explain([sample().numpy()]),
     ),
     "name of a picture": (

@@ -18,7 +18,7 @@ import relprop
 from relprop.errors import RelpropError, RelpropWarning, UnforeseenError
 from tests.common.models import closeness
 from tests.e2e.ordinary_inputs import ROWS
-from tests.e2e.ordinary_roads import READS, ROADS, file, model, written
+from tests.e2e.ordinary_roads import READS, ROADS, TOKENIZER, file, model, written
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 MODELS = {"processor": "vit", "path": "vit", "timm": "timm", "tokenizer": "bert", "sound": "wave"}
@@ -34,6 +34,7 @@ WORDS = (
     r"|a path, a file's bytes|give (levels|a tensor, a tuple|each tensor|None, an int|what reads)"
     r"|a tuple indexes|processor= reads|inputs are not read from|choose (one|with)|prepare the"
     r"|(text|label|classes)=(\(\.\.\.\))?   #|torch.as_tensor\(array|--text gives|.*COMMAND --help"
+    r"|inputs\[\d\] is None"
     r"|put the model into one|\s*(class Plain|def |super|self|return|relprop.explain\(Plain)"
 )
 
@@ -88,7 +89,7 @@ def followed(advice, road, row):
     given, name = row.given, MODELS.get(road)
     of_files = isinstance(given, tuple) and isinstance(given[0], str)
     scope = {"np": np, "torch": torch, "relprop": relprop, "pandas": pandas, "PIL": PIL}
-    scope |= {"input_0": given, "sound": given}
+    scope |= {"input_0": given, "sound": given, "inputs": given, "tokenizer": TOKENIZER}
     scope |= {"array": given} if hasattr(given, "__array__") else {}
     scope |= {"model": model(name), "processor": READS[name]} if name else {}
     scope["picture"] = Image.open(given[0]) if of_files and road != "labels" else given

@@ -140,7 +140,7 @@ def test_pictures_by_an_image_processor(kind):
     processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
     e = relprop.explain(model(kind), [picture, picture], 1, processor=processor)
     ready = processor(picture, return_tensors="pt")["pixel_values"]
-    assert closeness(e.scores[:1], relprop.explain(model(kind), ready, 1).scores) <= 1e-4
+    assert closeness(e.scores[:1], relprop.explain(model(kind), ready, 1).scores) <= 1e-3  # float32
     assert e.grid == (4, 4) and e.original_heatmap(0).shape == (50, 70)
 
 
