@@ -132,7 +132,7 @@ class Asking:
         heads: tuple[Head, ...] = ()
         if self.judge.verify and not (program.input_specialised or program.draws):
             targets = [cut(first, last) for cut in self.targets]
-            heads = heads_of(cuts_of(session, some, targets))
+            heads = heads_of(cuts_of(session, some, targets, self.whole.prepared.processor))
         self.judge.hear(some, heads)
 
     def _sessions(self, inputs: Inputs) -> list[Session]:
@@ -181,7 +181,7 @@ class Asking:
     ) -> Rows:
         targets = [cut(part.first, part.first + part.batch) for cut in self.targets]
         starts = possible_starts(sessions[0].program, targets)
-        cuts = cuts_of(sessions[0], part.inputs, targets)
+        cuts = cuts_of(sessions[0], part.inputs, targets, part.prepared.processor)
         heard = self.judge.heard(sessions[0].program, part.inputs, starts, heard_at, cuts)
         needs, device = dict[int, Needs](), runs_on(self.model, part.inputs.tensors[0])
         signs = dict[int, list[Kind]]()

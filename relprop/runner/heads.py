@@ -59,10 +59,18 @@ def _readout(output: fx.Node) -> Readout | None:
     return found if found is not None and found.can_be_made else None
 
 
-def cuts_of(session: Session, inputs: Inputs, targets: Sequence[object]) -> Cuts:
+def cuts_of(session: Session, inputs: Inputs, targets: Sequence[object], processor: object) -> Cuts:
     """Of each output that can be made in parts, and that targets read at some places alone, which
     places these are in any sample."""
-    context = Context(session.program, session.model, session.adapter, inputs, {}, session.rules)
+    context = Context(
+        session.program,
+        session.model,
+        session.adapter,
+        inputs,
+        {},
+        session.rules,
+        processor=processor,
+    )
     read = places_read(targets, context)
     return {n: _cut(n, places) for n, places in read.items() if _readout(n) is not None}
 

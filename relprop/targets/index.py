@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor, fx
 
+from relprop.adapters.processing import tokenizer_of
 from relprop.errors import AmbiguityWarning, TargetError, message, nearest, warn
 from relprop.targets.outputs import (
     ModelOutput,
@@ -19,6 +20,7 @@ from relprop.targets.outputs import (
     listed,
     probability,
 )
+from relprop.targets.pieces import id_of, masked_positions
 from relprop.targets.plain import Index, plain_index
 from relprop.targets.start import ChosenTarget, Context, Elements, Target, has_batch_axis
 from relprop.tracer.facts import shape
@@ -145,11 +147,18 @@ def elements(
     of a language model is at its last position."""
     lone = any(len(index) == 1 for index in given)
     last = _next_positions(output, context, samples) if lone else None
+    mask = getattr(tokenizer_of(context.processor), "mask_token_id", None)
+    if last is None and mask is not None and len(output.size) == 2 and _are_pieces(given):
+        last = masked_positions(mask, target.written(), context, samples)
     full = [
         index if last is None or len(index) != 1 else (last[i], *index)
         for i, index in enumerate(given)
     ]
     return [_checked(index, target, output, context) for index in full]
+
+
+def _are_pieces(given: Sequence[Index]) -> bool:
+    return all(len(index) == 1 and isinstance(index[0], str) for index in given)
 
 
 def _checked(
@@ -181,9 +190,12 @@ def label_index(label: str, count: int, context: Context) -> int:
     or one more that means "nothing"."""
     known = context.adapter.labels(context.model)
     index = context.adapter.label_index(context.model, label)
-    vocabulary = known and count > len(known) + 1
-    token = f"a token of a vocabulary: relprop.targets.token({label!r}, tokenizer)"
-    then = [token] if vocabulary else []
+    tokenizer: Any = tokenizer_of(context.processor)
+    pieces = len(known) + 2 if known else getattr(tokenizer, "vocab_size", math.inf)
+    token = f"processor=tokenizer, or relprop.targets.token({label!r}, tokenizer)"
+    then = [f"for a token of a vocabulary {token}"] if known and count >= pieces else []
+    if index is None and tokenizer is not None and count >= pieces:
+        return id_of(label, tokenizer)
     if index is None:
         fact = f"it has {', '.join(known[:20])}" if known else "it has no labels: give an index"
         then = [*nearest(label, known), *then]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, fx
+from torch import fx
 
-from relprop.errors import TargetError
 from relprop.targets.index import Output, element_choice, elements
 from relprop.targets.outputs import class_output
+from relprop.targets.pieces import masked_positions
 from relprop.targets.start import ChosenTarget, Context, Target
 from relprop.tracer.program import Program
 
@@ -66,29 +66,4 @@ class Token(Target):
             return [self.position] * len(samples)
         if self.mask_id is None or context.adapter.is_causal(context.model):
             return None
-        return [self._masked(ids, k) for k, ids in _ids(context, samples)]
-
-    def _masked(self, ids: Sequence[int], sample: int) -> int:
-        """Where the one mask token of a sample is."""
-        places = [position for position, token in enumerate(ids) if token == self.mask_id]
-        if len(places) == 1:
-            return places[0]
-        where = "no mask token"
-        if places:
-            where = f"{len(places)} mask tokens, at {', '.join(map(str, places))}"
-        raise TargetError(
-            f"target {self}: sample {sample} has {where}; say which position: "
-            "relprop.targets.token(..., position=...)"
-        )
-
-
-def _ids(context: Context, samples: Sequence[int]) -> list[tuple[int, list[int]]]:
-    """The token ids of each of these samples; none where the model reads none."""
-    both = zip(context.inputs.tensors, context.inputs.batched, strict=True)
-    found = [t for t, batched in both if batched and _are_ids(t)]
-    rows = found[0][list(samples)].tolist() if found else [[] for _ in samples]
-    return list(zip(samples, rows, strict=True))
-
-
-def _are_ids(tensor: Tensor) -> bool:
-    return tensor.dim() == 2 and not tensor.is_floating_point()
+        return masked_positions(self.mask_id, self, context, samples)

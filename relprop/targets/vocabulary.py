@@ -17,6 +17,7 @@ from relprop.door import guarded
 from relprop.errors import TargetError
 from relprop.targets.answers import Answer, Contrast
 from relprop.targets.index import Output
+from relprop.targets.pieces import id_of
 from relprop.targets.plain import plain_index
 from relprop.targets.queries import Query
 from relprop.targets.regions import Region
@@ -119,24 +120,7 @@ def token(
         raise TargetError(
             f"token({token!r}): text needs the tokenizer: token({token!r}, tokenizer)"
         )
-    return Token(_id_of(token, tokenizer), place, mask, token)
-
-
-def _id_of(text: str, tokenizer: Any) -> int:
-    """The id of a piece of the vocabulary, or of text that is one piece."""
-    found = tokenizer.convert_tokens_to_ids(text)
-    if found is not None and (
-        found != getattr(tokenizer, "unk_token_id", None)
-        or text == getattr(tokenizer, "unk_token", None)
-    ):
-        return int(found)
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    if len(ids) != 1 or ids[0] == getattr(tokenizer, "unk_token_id", None):
-        pieces = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(ids)))
-        raise TargetError(
-            f"token({text!r}): not one token of this tokenizer but {pieces or 'none'}"
-        )
-    return int(ids[0])
+    return Token(id_of(token, tokenizer), place, mask, token)
 
 
 @guarded

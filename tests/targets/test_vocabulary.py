@@ -13,7 +13,7 @@ import transformers as hf
 import relprop
 from relprop.adapters import Adapter
 from relprop.errors import TargetError
-from relprop.targets import output, query, region, similarity, span, token
+from relprop.targets import contrast, output, query, region, similarity, span, token
 from tests.common.models import build, closeness, sample
 from tests.targets import models
 from tests.targets.models import MASK, Heads, bert, pictures, words
@@ -560,6 +560,32 @@ def test_many_targets_of_all_kinds_share_a_forward_pass():
         assert_same(e, relprop.explain(model, inputs, target))
 
 
+def masked(places=(2, 4, 0)):
+    ids = words()
+    ids[range(3), list(places)] = MASK
+    return {"input_ids": ids}
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "method"),
+    [("masked", masked(), "gae"), ("next", {"input_ids": words()}, "attnlrp")],
+    ids=str,
+)
+def test_text_is_a_token_where_the_tokenizer_is_given(kind, given, method):
+    model = bert(hf.BertForMaskedLM) if kind == "masked" else models.gpt2()
+    tokenizer = models.tokenizer()
+    named = {t: token(t, tokenizer) for t in ("w9", "w11")}
+    pairs = [("w9", named["w9"]), (["w9", "w11", "w9"], [named[t] for t in ("w9", "w11", "w9")])]
+    pairs += [((3, "w9"), (3, 9))]
+    if method == "attnlrp":
+        pairs += [(contrast("w9", "w11"), contrast(*named.values()))]
+    for text, target in pairs:
+        asked = {"method": method, "processor": tokenizer}
+        e, plain = (relprop.explain(model, given, t, **asked) for t in (text, target))
+        assert_same(e, plain)
+        assert e.scores.any() and e.labels == plain.labels
+
+
 # -- refused
 # --------------------------------------------------------------------------------------------------
 
@@ -568,10 +594,9 @@ def qa(target):
     return relprop.explain(bert(hf.BertForQuestionAnswering), {"input_ids": words()}, target)
 
 
-def mlm(target, ids=None):
-    return relprop.explain(
-        bert(hf.BertForMaskedLM), {"input_ids": words() if ids is None else ids}, target
-    )
+def mlm(target, ids=None, **options):
+    given = {"input_ids": words() if ids is None else ids}
+    return relprop.explain(bert(hf.BertForMaskedLM), given, target, **options)
 
 
 def plain(target):
@@ -638,7 +663,24 @@ REFUSED = {
     ),
     "text for a token of a vocabulary": (
         lambda: mlm((3, "Paris")),
-        r"'Paris' is no label.*relprop.targets.token\('Paris', tokenizer\)",
+        r"'Paris' is no label.*processor=tokenizer, .*relprop.targets.token\('Paris', tokenizer\)",
+    ),
+    "text of two tokens": (
+        lambda: mlm("w5 w6", masked()["input_ids"], processor=models.tokenizer()),
+        r"not one token .* but 'w5', 'w6' then the first of them: relprop.targets.token\('w5'",
+    ),
+    "text without a mask token": (
+        lambda: mlm("w5", processor=models.tokenizer()),
+        r"sample 0 has no mask token; say which position",
+    ),
+    "text of a token for a classifier": (
+        lambda: relprop.explain(
+            bert(hf.BertForSequenceClassification),
+            {"input_ids": words()},
+            "w5",
+            processor=models.tokenizer(),
+        ),
+        r"'w5' is no label of the model; it has LABEL_0, LABEL_1",
     ),
     "position out of range": (
         lambda: tags((7, 1)),
@@ -677,7 +719,7 @@ REFUSED = {
         r"output 'start_logits' does not exist; it returns logits",
     ),
     "text without a tokenizer": (lambda: token("Paris"), r"text needs the tokenizer"),
-    "text of two tokens": (
+    "text of two tokens, without a call": (
         lambda: token("w5 w6", models.tokenizer()),
         r"token\('w5 w6'\): not one token of this tokenizer but 'w5', 'w6'",
     ),
