@@ -3,6 +3,7 @@ it: the class's label, and the probability that belongs to its logit."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
@@ -17,12 +18,14 @@ from relprop.explanation import Prediction
 from relprop.interpreter.points import Excerpt, Made
 from relprop.layout import Layout, lay_out, placing
 from relprop.numerics import at_least_float32
+from relprop.operations import Kind, kind
 from relprop.rollup import Stream
 from relprop.runner.needs import Needs
 from relprop.runner.run import Part, Run
 from relprop.runner.session import Session
 from relprop.targets import class_output
 from relprop.targets.answers import Rather
+from relprop.targets.outputs import probability
 from relprop.targets.start import has_batch_axis
 
 #: What transformers calls classes that nobody has named.
@@ -107,7 +110,9 @@ def names_of(
     value = (made.made if isinstance(made, Excerpt) else made).detach()
     logits = value[:, 0] if has_batch_axis(output.node) else value
     session.tell(_notice_of_labels(adapter.labels(model), logits.shape[1]))
-    found = probabilities(adapter, model, logits)
+    found = _as_they_are(output.node, logits)
+    if found is None:
+        found = probabilities(adapter, model, logits)
     return named(adapter, model, logits, found, chosen, processor)
 
 
@@ -126,6 +131,15 @@ def named(
     if logits.dim() != 2 or not all(map(_is_index, chosen)):
         return Names()
     return names_among(chosen, adapter.labels(model), logits, probable)
+
+
+def _as_they_are(output: fx.Node, value: Tensor) -> Tensor | None:
+    """The probabilities that an output itself is, where it ends in a softmax or a sigmoid."""
+    source = probability(output)
+    if source is None:
+        return None
+    found = value.exp() if kind(source) is Kind.LOG_SOFTMAX else value
+    return found if bool(((found >= 0) & (found <= 1)).all()) else None
 
 
 def _rather(names: tuple[str | None, ...]) -> str:
@@ -159,23 +173,28 @@ def _tokens_named(
     if not all(map(_is_pair, chosen)):
         return Names()
     pairs: list[tuple[int, int]] = list(chosen)  # type: ignore[arg-type]
-    decode = getattr(tokenizer_of(processor), "decode", None)
+    tokenizer, known = tokenizer_of(processor), adapter.labels(model)
+    decode = getattr(tokenizer, "decode", None)
+    positions = torch.tensor([position for position, _ in pairs])
+    rows = torch.arange(len(pairs))
+    first = (rows, torch.zeros_like(rows)) if leading else (rows,)
+    if not adapter.is_causal(model) and len(known) == made.shape[-1]:
+        return Names(tuple(f"{known[k]!r} at {position}" for position, k in pairs))
+    if not adapter.is_causal(model) and decode is None:
+        return Names()
+    logits = made[(*first, positions)].detach()
+    shares = logits.to(at_least_float32(logits.dtype)).softmax(1)
+    of_chosen = shares[rows, [token for _, token in pairs]]
     if not adapter.is_causal(model):
-        known = adapter.labels(model)
-        if len(known) == made.shape[-1]:
-            return Names(tuple(f"{known[k]!r} at {position}" for position, k in pairs))
-        named = decode and tuple(f"token {decode([t])!r} at {position}" for position, t in pairs)
-        return Names(named)
+        named = tuple(f"token {decode([t])!r} at {position}" for position, t in pairs)
+        of_words = logits.shape[1] >= getattr(tokenizer, "vocab_size", math.inf)
+        return Names(named, of_chosen if of_words else None)
 
     def name(token: int) -> str | None:
         return None if decode is None else f"next token {decode([token])!r}"
 
-    positions = torch.tensor([position for position, _ in pairs])
-    rows = torch.arange(len(pairs))
-    first = (rows, torch.zeros_like(rows)) if leading else (rows,)
-    logits = made[(*first, positions)].detach()
     labels = None if decode is None else tuple(name(token) for _, token in pairs)
-    return Names(labels, None, _predicted(logits, None, name))
+    return Names(labels, of_chosen, _predicted(logits, shares, name))
 
 
 def _predicted(

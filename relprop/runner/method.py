@@ -42,6 +42,12 @@ SHARED: dict[str, object] = {
     "positions": False,
 }
 
+#: What processors are told, and beside which of their inputs.
+OF_PROCESSORS = {
+    **dict.fromkeys(("truncation", "max_length", "padding", "add_special_tokens"), "text"),
+    **dict.fromkeys(("do_rescale", "do_resize", "do_normalize", "size"), "images"),
+    "sampling_rate": "raw_speech",
+}
 #: What every call takes beside its method's options, whose misspelt names arrive among these.
 OF_EVERY_CALL = (*Conditions.__dataclass_fields__, "method", "rules", "keep", "ledger", "target")
 
@@ -118,7 +124,10 @@ class Method:
             if name not in known:
                 has = f"it has {', '.join(sorted(known))}" if known else "it has none"
                 fact = f"method {self.name!r} has no option {name!r}; {has}"
-                raise OptionError(fact, then=nearest(name, [*known, *OF_EVERY_CALL]))
+                then = nearest(name, [*known, *OF_EVERY_CALL])
+                if kind := OF_PROCESSORS.get(name):
+                    then = [f"inputs = {{{kind!r}: inputs, {name!r}: {given[name]!r}}}"]
+                raise OptionError(fact, then=then)
         for name, value in given.items():
             if isinstance(known[name], bool) and not isinstance(value, bool):
                 raise OptionError(f"{name}={value!r}: True or False")

@@ -114,10 +114,9 @@ def heading(explanation: Explanation, sample: int) -> str:
     probability or its y_t."""
     label = None if explanation.labels is None else explanation.labels[sample]
     target = target_of(explanation, sample)
-    if label is not None and explanation.probability is not None:
-        target = repr(target)
-    elif isinstance(explanation.target[sample], int):
-        target = f"class {target}"
+    if isinstance(explanation.target[sample], int):
+        named = label is not None and explanation.probability is not None
+        target = repr(target) if named else f"class {target}"
     if explanation.probability is None:
         return f"{target} (y = {float(explanation.output[sample]):.3g})"
     probability = float(explanation.probability[sample])

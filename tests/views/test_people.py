@@ -1,6 +1,7 @@
 """Words for people: the strongest parts, one sentence, concerns, tables and JSON; labels and
 probabilities as the model's config has them."""
 
+import contextlib
 import json
 from dataclasses import replace
 
@@ -16,7 +17,8 @@ from relprop.interpreter.accounts import Account
 from relprop.interpreter.ledger import Ledger
 from relprop.reporting.words import in_words
 from relprop.views import audit
-from tests.targets.models import bert, gpt2
+from tests.common.models import sample
+from tests.targets.models import Heads, bert, gpt2
 from tests.views.conftest import explain_texts, small_bert, small_tokenizer
 
 
@@ -133,7 +135,9 @@ def test_a_next_token_that_the_model_does_not_say():
     own = model(ids).logits[:, -1].argmax(1).tolist()
     e = relprop.explain(model, ids, (own[0] + 1) % 31)
     assert [p.target for p in e.predictions] == own and not e.predictions[0].label
-    assert f"that of token {own[0]} (y = " in in_words(e, 0)["instead"]
+    shares = model(ids).logits[:, -1].softmax(1)
+    assert torch.allclose(e.probability, shares[[0, 1], [(own[0] + 1) % 31] * 2].double())
+    assert f"itself says token {own[0]} ({shares[0, own[0]]:.2f})" in in_words(e, 0)["instead"]
     assert relprop.explain(model, ids)[0].summary().count("model") == 0
 
 
@@ -145,7 +149,31 @@ def test_a_class_at_a_position_has_its_label_and_a_token_its_text():
         (hf.BertForMaskedLM, "token '[CLS]' at 2"),
     ):
         e = relprop.explain(bert(kind), ["the film was"], (2, 1), processor=tokenizer)
-        assert e.labels == (name,) and e.summary().startswith(f"{name} (y = ")
+        assert e.labels == (name,) and e.summary().startswith(f"{name} (")
+        share = bert(kind)(**tokenizer("the film was", return_tensors="pt")).logits[0, 2].softmax(0)
+        assert "token" in name or e.probability is None
+        assert "token" not in name or torch.allclose(e.probability, share[1])
+
+
+@pytest.mark.parametrize(
+    ("end", "probable"),
+    [
+        (lambda y: y.softmax(-1), True),
+        (torch.sigmoid, True),
+        (lambda y: y.log_softmax(-1), True),
+        (torch.tanh, False),
+        (lambda y: y, False),
+    ],
+    ids=["softmax", "sigmoid", "log_softmax", "tanh", "logits"],
+)
+def test_an_output_that_ends_in_probabilities_has_them(end, probable):
+    model = Heads(end).eval()
+    with pytest.warns(relprop.errors.ProbabilityWarning) if probable else contextlib.nullcontext():
+        e = relprop.explain(model, sample(), 1)
+    right = e.output.exp() if (e.output < 0).all() else e.output
+    assert (
+        torch.equal(e.probability, right.to(e.probability)) if probable else e.probability is None
+    )
 
 
 def test_a_class_of_a_model_without_labels(pictures):
