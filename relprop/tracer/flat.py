@@ -4,6 +4,7 @@ tracer takes."""
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -12,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from relprop.errors import CaptureError, InputError, first_line, message
+from relprop.errors import CaptureError, InputError, first_line
 from relprop.tracer.binding import Inputs, flatten_output, wrapped
 from relprop.tracer.modules import modules_of, setting
 from relprop.tracer.program import OutputTree
 
-BY_DICT = wrapped("**tensors", "tensors", "inputs")
+OTHER_ARGUMENTS = re.compile("unexpected keyword|positional argument")
 
 
 class Flat(nn.Module):
@@ -106,20 +107,29 @@ def run_eager(
         )
         kind = type(error).__name__
         fact = f"the model itself fails on these inputs: {kind}: {first_line(error)}"
-        if "unexpected keyword" in str(error) and _takes_one(model, inputs):
-            raise InputError(fact, at=f"called with {shapes}", then=BY_DICT) from error
-        then = [
+        then = _otherwise(model, inputs) if OTHER_ARGUMENTS.search(str(error)) else []
+        then = then or [
             *_beyond(run, model, inputs),
             "call model(...) on the same inputs and mend that first",
         ]
-        raise InputError(message(fact, at=f"called with {shapes}", then=then)) from error
+        raise InputError(fact, at=f"called with {shapes}", then=then) from error
 
 
-def _takes_one(model: nn.Module, inputs: Inputs) -> bool:
-    """Whether forward asks for one thing that is none of several named inputs: a dict of them."""
+def _otherwise(model: nn.Module, inputs: Inputs) -> list[str]:
+    """How to call a forward that asks for one thing, which is none of several tensors, by its name:
+    a dict or a list of them."""
     takes = inspect.signature(model.forward).parameters.values()
     asked = [p.name for p in takes if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-    return len(inputs.names) > 1 and len(asked) == 1 and asked[0] not in inputs.names
+    if len(asked) != 1 or asked[0] in inputs.names:
+        return []
+    if re.fullmatch(r"input_\d+", inputs.names[0]):
+        alike = len({t.shape for t in inputs.tensors}) == 1 < len(inputs.tensors)
+        return wrapped("tensors", "list(tensors)", "torch.stack(inputs)") if alike else []
+    first, *lines = wrapped("**tensors", "tensors", "inputs")
+    if len(inputs.names) > 1:
+        return [first, *lines]
+    call = f"inputs = {{{asked[0]!r}: inputs[{inputs.names[0]!r}]}}"
+    return [call, f"or, if it takes a dict, {first}", *lines]
 
 
 class _Lookups(TorchDispatchMode):

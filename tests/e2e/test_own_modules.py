@@ -180,9 +180,24 @@ def test_a_list_of_tensors_and_the_lines_that_help():
             return super().forward(torch.stack(pictures))
 
     pictures = [torch.randn(3, 32, 32) for _ in range(2)]
-    _, lines = refused(Several, (pictures,))
-    e = pasted(Several, (pictures,), lines.split("\n", 1)[1])
-    assert e.scores.shape == (2, 17)
+    for given in ((pictures,), pictures):
+        _, lines = refused(Several, given)
+        e = pasted(Several, given, lines.split("\n", 1)[1])
+        assert e.scores.shape == (2, 17)
+
+
+def test_one_tensor_by_another_name_or_in_a_dict():
+    class ByBatch(WithoutMask):
+        def forward(self, batch):
+            return super().forward(batch["input_ids"] if isinstance(batch, dict) else batch)
+
+    right = relprop.explain(model(WithoutMask), {"input_ids": IDS})
+    _, lines = refused(ByBatch, {"input_ids": IDS})
+    first, _, rest = lines.split("\n", 2)
+    renamed = pasted(ByBatch, {"input_ids": IDS}, f"{first}\nrelprop.explain(model, inputs)")
+    in_a_dict = pasted(ByBatch, {"input_ids": IDS}, rest)
+    assert torch.equal(renamed.scores, right.scores)
+    assert torch.equal(in_a_dict.scores, right.scores)
 
 
 def test_a_text_that_is_too_long():
