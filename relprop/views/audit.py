@@ -114,7 +114,8 @@ def heading(explanation: Explanation, sample: int) -> str:
     probability or its y_t."""
     label = None if explanation.labels is None else explanation.labels[sample]
     target = target_of(explanation, sample)
-    if isinstance(explanation.target[sample], int):
+    is_class = isinstance(explanation.target[sample], int)
+    if is_class:
         named = label is not None and explanation.probability is not None
         target = repr(target) if named else f"class {target}"
     if explanation.probability is None:
@@ -123,7 +124,7 @@ def heading(explanation: Explanation, sample: int) -> str:
     own = probability > 0.5 or (
         explanation.predictions is not None and prediction_instead(explanation, sample) is None
     )
-    return f"{'the prediction ' if own else ''}{target} ({_chance(probability)})"
+    return f"{'the prediction ' if own and is_class else ''}{target} ({_chance(probability)})"
 
 
 def _chance(probability: float) -> str:

@@ -56,6 +56,6 @@ def test_a_token_is_called_by_its_text():
     e = relprop.explain(model, TEXT, 17, processor=read)
     assert e.target == ((2, 17),) and e.labels == ("next token 'w17'",)
     assert target_of(e, 0) == "next token 'w17'" and "target next token 'w17'" in repr(e)
-    assert e.summary().startswith("next token 'w17' (y = ")
+    assert e.summary().startswith("next token 'w17' (0.17)")
     bare = relprop.explain(model, read(TEXT, return_tensors="pt"), 17)
     assert bare.labels is None and target_of(bare, 0) == "(2, 17)"

@@ -98,6 +98,11 @@ def test_the_last_layer_is_enlarged():
     assert torch.equal(model(x), 8 * y)
 
 
+def test_no_number_is_no_number_again():
+    nan, one = ({"blocks": [{"sum": x}]} for x in (float("nan"), 1.0))
+    assert list(differences(nan, nan)) == [] and len(list(differences(nan, one))) == 1
+
+
 @pytest.mark.parametrize("length", (5, 500))
 def test_a_score_that_changed_is_found(length):
     """Of all numbers and of sums alike: 1e-7 of the largest of one score, or its sign."""

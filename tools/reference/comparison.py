@@ -6,6 +6,7 @@ where the weights are rounded otherwise, whichever is more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -100,7 +101,8 @@ def _numbers(key: str, now: Any, then: Any, most: float, scale: float = 0.0) -> 
         for i, (mine, old) in enumerate(zip(now, then, strict=True)):
             yield from _numbers(f"{key}[{i}]", mine, old, most, scale)
     elif isinstance(now, float) and isinstance(then, float):
-        if not abs(now - then) <= most * max(scale, abs(then), 1e-12):
+        both = math.isnan(now) and math.isnan(then)
+        if not (both or abs(now - then) <= most * max(scale, abs(then), 1e-12)):
             yield f"{key}: {now:.6g}, was {then:.6g}"
     elif now != then:
         yield f"{key}: {now!r}, was {then!r}"
