@@ -1,4 +1,4 @@
-"""Explanations by sentences, lines, documents, turns of a chat and stretches of characters."""
+"""Explanations by sentences, lines, paragraphs, turns of a chat and stretches of characters."""
 
 import json
 
@@ -128,7 +128,7 @@ def explained(**options):
     ("by", "names"),
     [
         ("lines", ["the film was not boring .", "the film was awful . awful !"]),
-        ("documents", ["the film was not boring .", "the film was awful . awful !"]),
+        ("paragraphs", ["the film was not boring .", "the film was awful . awful !"]),
         ([(0, 8), (31, 35)], ["the film", "film"]),
         ([[(0, 8), (31, 35)]], ["the film", "film"]),
     ],
@@ -162,7 +162,7 @@ def test_sentences_score_the_sums_of_their_tokens():
 
 
 def test_what_people_do_with_segments(tmp_path):
-    e = explained().segments("documents")
+    e = explained().segments("paragraphs")
     assert len(e.top(5)) == 2 and e.top(1)[0][0] in LONG
     assert [
         w["text"] for w in json.loads(e.to_json())["samples"][0]["inputs"]["input_ids"]["words"]
@@ -172,7 +172,7 @@ def test_what_people_do_with_segments(tmp_path):
     assert set(e.to_dataframe()["word"].dropna()) == set(LONG.split("\n\n"))
     assert LONG.split("\n\n")[0] in e.to_html(tmp_path / "page.html").read_text()
     loaded = relprop.load(explained().save(tmp_path / "e.safetensors"))
-    assert loaded.segments("documents").words() == e.words()
+    assert loaded.segments("paragraphs").words() == e.words()
 
 
 def test_each_sample_has_its_own_segments_and_keeps_them():
@@ -199,6 +199,7 @@ def test_text_of_ids_is_read_by_the_tokenizer():
     ("by", "match"),
     [
         ("sentence", "sentences"),
+        ("documents", "'paragraphs'"),
         ("turns", "no chat of the tokenizer's template"),
         ([(0, 8), (4, 12)], "overlap"),
         ([(3, 3)], "pairs"),
