@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import relprop
-from relprop.adapters.texts import decoded, recorded, with_turns
+from relprop.adapters.texts import decoded, recorded, with_turns, written
 from relprop.errors import OptionError
 from relprop.explanation.segments import owners, sentences
 from tests.adapters.tokenizers_in_code import KINDS
@@ -69,6 +69,16 @@ def test_both_ways_to_a_text_give_each_token_its_characters(kind):
         assert "thedogs" in read[1].replace(" ", "") and "dogs" not in read[0]
         assert sorted(first + second) == [*range(first[0], second[-1] + 1)]
     assert text[cut:].startswith("the dogs")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_record_without_its_text_still_says_where_each_token_stood(kind):
+    tokenizer, text = KINDS[kind](), "The  naïve cats\n\nlike noise 🙂 the dogs"
+    encoding = tokenizer(text, return_offsets_mapping=True).encodings[0]
+    found, typed = written(encoding, tokenizer), recorded(encoding, text)
+    assert recorded(encoding, found, encoding.ids).spans == typed.spans and len(found) == len(text)
+    for at in (text.index("cats"), text.index("noise"), text.index("dogs")):
+        assert found[at : at + 4].lower() == text[at : at + 4]
 
 
 def test_characters_of_several_tokens_belong_to_all_of_them():
