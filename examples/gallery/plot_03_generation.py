@@ -40,3 +40,10 @@ whole = torch.cat([ids, generation.ids[:, :which]], 1)
 alone = relprop.explain(llm, {"input_ids": whole}, int(generation.ids[0, which]))
 difference = (step.scores[:, : whole.shape[1]] - alone.scores).abs().max()
 assert difference < 1e-3 * alone.scores.max()
+
+# %%
+# The whole answer: which sentence of the prompt it rests on.
+
+parts = generation.segments("sentences")
+print(*textwrap.wrap(parts.summary(), 80), sep="\n")
+assert parts.top(1)[0][0] == "Anna likes amber kites."

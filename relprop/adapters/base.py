@@ -24,7 +24,7 @@ from relprop.adapters.processing import (
     tokenizer_of,
 )
 from relprop.adapters.sound import measured_clock
-from relprop.adapters.texts import Text, decoded, recorded, with_turns
+from relprop.adapters.texts import Text, decoded, recorded, with_turns, written
 from relprop.adapters.words import pieces_of, words_from_ids, words_from_record
 from relprop.errors import TargetError
 from relprop.tracer.binding import Inputs
@@ -143,6 +143,8 @@ class Adapter:
             return None
         encodings, known = given.prepared.encodings, given.prepared.texts
         rows, found = ids.tolist(), list[Text | None]([None] * len(ids))
+        if len(known) != len(ids) and tokenizer is not None:
+            known = tuple(written(e, tokenizer) for e in encodings)
         if len(encodings) == len(known) == len(ids):
             found = list(map(recorded, encodings, known, rows))
         if tokenizer is None:

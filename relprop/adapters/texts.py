@@ -40,6 +40,19 @@ def recorded(encoding: Any, text: str, row: Sequence[int] | None = None) -> Text
     return Text(text, [(0, 0)] * (at or 0) + spans, [])
 
 
+def written(encoding: Any, tokenizer: Any) -> str:
+    """As much of a text as a fast tokenizer's record of it knows, each character where it stood:
+    what no token was made from, as white space may be, is a space."""
+    spans = [(int(a), int(b)) for a, b in getattr(encoding, "offsets", ())]
+    made = decoded(encoding.ids, tokenizer) if spans else Text("", [], [])
+    chars = [" "] * max((b for _, b in spans), default=0)
+    for (a, b), (first, end) in zip(spans, made.spans, strict=True):
+        piece = made.text[first:end]
+        piece = piece if len(piece) <= b - a else piece.strip()
+        chars[a:b] = piece.rjust(b - a) if len(piece) <= b - a else UNFINISHED * (b - a)
+    return "".join(chars)
+
+
 def decoded(ids: Sequence[int], tokenizer: Any, known: Text | None = None) -> Text:
     """The text that ids stand for, as it was written as far as that is ``known``."""
     text, spans, waiting = ("", list[Span](), 0) if known is None else (*known[:2], 0)

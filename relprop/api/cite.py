@@ -3,39 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from relprop.adapters import Prepared
 from relprop.adapters.processing import tokenizer_of
 from relprop.adapters.texts import Text, decoded, recorded
 from relprop.api.continuation import continued
+from relprop.api.generation import steps_of
 from relprop.door import guarded
 from relprop.errors import InputError, OptionError
 from relprop.explanation.citations import Citations, Passage, Said
 from relprop.explanation.segments import KINDS, owners, split
 from relprop.methods.options import SeedlessOptions
 from relprop.opening.opening import opened
-from relprop.progress import showing
+from relprop.progress import showing, told
 from relprop.rules import RuleSet
-from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions, Memory
 from relprop.runner.memory import checked_memory
 from relprop.runner.method import Options
 from relprop.runner.question import Question
 from relprop.targets import span
+from relprop.tracer.offloaded import home_of
 
 PROMPT = "{documents}\n\n{question}"
+NAME = "input_ids"  # of the input that holds the documents
 Prompt = str | Callable[[list[str], str], str]
 
 
 @guarded
 def cite(
     model: nn.Module | str | Any,
-    question: str,
+    question: str | Sequence[str],
     documents: Sequence[str],
-    answer: str | None = None,
+    answer: str | Sequence[str] | None = None,
     *,
     processor: Any = None,
     by: str = "sentences",
@@ -51,16 +56,19 @@ def cite(
     memory: Memory = "auto",
     strict: bool = False,
     **method_options: Unpack[SeedlessOptions],
-) -> Citations:
-    """Which passages of ``documents`` each sentence of an answer rests on. What is explained of a
-    sentence is the mean log-probability of its tokens, given the prompt and the answer before it.
+) -> Citations | list[Citations]:
+    """Which passages of ``documents`` each sentence of an answer rests on: as of
+    ``explain_generation``, but each step is a sentence, of which the mean log-probability of its
+    tokens is explained, given the prompt and the answer before it.
 
     Args:
         model: a model that generates; a pipeline, id or folder as for ``explain``.
-        answer: what the model said, or might have said. ``None``: what it generates now.
+        question: a text, or a list of them, each asked by itself: then the result is a list.
+        answer: what the model said, or might have said; for several questions a list.
+            ``None``: what it generates now.
         processor: the model's tokenizer.
         by: what a passage is: of the documents the ``"sentences"``, the ``"lines"``, what empty
-            lines part (``"documents"``); ``"whole"``, each document.
+            lines part (``"paragraphs"``); ``"whole"``, each document.
         prompt: a text with ``{documents}`` (parted by empty lines) and ``{question}`` in it, or a
             function of both. Where the tokenizer has a chat template, it is one turn of the user's.
         method: any; the default deletes each passage and asks the model again.
@@ -80,38 +88,42 @@ def cite(
     >>> found.answer, found.top(0, 1)[0][0].document
     ('Boris paints silver rivers.', 1)
     """
-    texts = _checked(question, documents, by)
-    asked = prompt(texts, question) if callable(prompt) else _filled(prompt, texts, question)
-    model, prepared = opened(model, asked, processor, trust_remote_code=trust_remote_code)
+    texts, questions, answers = _checked(question, documents, answer, by)
+    asked = prompt if callable(prompt) else partial(_filled, prompt)
+    prompts = [asked(texts, one) for one in questions]
+    model, prepared = opened(model, prompts[0], processor, trust_remote_code=trust_remote_code)
     tokenizer = tokenizer_of(prepared.processor)
     if tokenizer is None:
         raise InputError("cite needs the model's tokenizer", then=["processor=tokenizer"])
-    whole, ids = _encoded(tokenizer, _in_chat(tokenizer, asked))
-    device = next(iter(prepared.inputs.values())).device
-    given = {"input_ids": ids.to(device), "attention_mask": torch.ones_like(ids).to(device)}
     how = Conditions(
         precision=precision,
         progress=progress,
         processor=prepared.processor,
         memory=checked_memory(memory),
     )
+
+    def one(text: str, said: str | None) -> Citations:
+        ready, whole = _read(model, prepared, tokenizer, text)
+        ids = _answered(model, ready.inputs, tokenizer, said, (max_new_tokens, generate, seed))
+        after = torch.cat([ids, ids[:, -1:]], 1)  # all of it is read, and one token predicted
+        run = continued(
+            model, ready.inputs, max_new_tokens=None, output_ids=after, options=None, seed=seed
+        )
+        sentences = _sentences(ids, tokenizer, run.prompt)
+        passages = _passages(whole, texts, by)
+        options: Options = method_options
+        if method == "leave_one_out":
+            options = {"groups": {NAME: [p.positions for p in passages]}, **method_options}
+        targets = [span(s.first, s.last) for s in sentences]
+        steps = steps_of(model, ready, run, targets, Question(method, options, rules), how)
+        scores = [_summed(e.streams[NAME].scores[0], passages) for e in steps]
+        made = passages, sentences, torch.stack(scores), steps
+        return Citations(*made, run.inputs, NAME, run.prompt)
+
     with showing(progress):
-        said = _answered(model, given, tokenizer, answer, (max_new_tokens, generate, seed))
-    after = torch.cat([said, said[:, -1:]], 1)  # all of the answer is read, and one token predicted
-    run = continued(model, given, max_new_tokens=None, output_ids=after, options=None, seed=seed)
-    sentences = _sentences(said[0].tolist(), tokenizer, run.prompt)
-    passages = _passages(whole, texts, by)
-    options: Options = method_options
-    if method == "leave_one_out":
-        options = {
-            "groups": {"input_ids": [p.positions for p in passages]},
-            **method_options,
-        }
-    targets = [span(s.first, s.last) for s in sentences]
-    rows = ask(model, run.inputs, targets, [Question(method, options, rules)], how)
-    found = tuple(e for row in rows for e in row if e is not None)
-    scores = torch.stack([_summed(e["input_ids"].scores[0], passages) for e in found])
-    return Citations(passages, sentences, scores, found, run.inputs, "input_ids", run.prompt)
+        every = told(zip(prompts, answers, strict=True), "question", len(prompts))
+        found = [one(text, said) for text, said in every]
+    return found[0] if isinstance(question, str) else found
 
 
 def _summed(scores: Tensor, passages: Sequence[Passage]) -> Tensor:
@@ -119,17 +131,29 @@ def _summed(scores: Tensor, passages: Sequence[Passage]) -> Tensor:
     return torch.stack([scores[p.positions].sum() for p in passages])
 
 
-def _checked(question: Any, documents: Any, by: Any) -> list[str]:
-    """The documents as a list. Raises ``OptionError`` or ``InputError``."""
-    texts = [documents] if isinstance(documents, str) else documents
-    named = isinstance(texts, (list, tuple)) and all(isinstance(t, str) for t in texts)
-    if not named or not texts or not all(t.strip() for t in texts):
-        raise InputError("documents is a list of texts, none of them empty")
-    if not isinstance(question, str):
-        raise InputError(f"question is {type(question).__name__}: a text is needed")
+def _checked(
+    question: Any, documents: Any, answer: Any, by: Any
+) -> tuple[list[str], list[str], Sequence[str | None]]:
+    """The documents, the questions and their answers. Raises ``OptionError`` or ``InputError``."""
     if by not in (*KINDS, "whole"):
         raise OptionError(f"by={by!r}: one of {', '.join(map(repr, (*KINDS, 'whole')))}")
-    return list(texts)
+    texts = _texts(documents, "documents")
+    if not all(t.strip() for t in texts):
+        raise InputError("documents is a list of texts, none of them empty")
+    questions = _texts(question, "question")
+    answers = _texts(answer, "answer") if answer is not None else [None] * len(questions)
+    if len(answers) != len(questions):
+        fact = f"there are {len(questions)} questions, and answers to {len(answers)}"
+        raise InputError(fact, then=["answer=: a list with one for each, or None"])
+    return texts, questions, answers
+
+
+def _texts(given: Any, name: str) -> list[str]:
+    """A text, or several, as a list."""
+    texts = [given] if isinstance(given, str) else given
+    if isinstance(texts, (list, tuple)) and texts and all(isinstance(t, str) for t in texts):
+        return list(texts)
+    raise InputError(f"{name} is {type(given).__name__}: a text or a list of texts is needed")
 
 
 def _filled(prompt: str, documents: list[str], question: str) -> str:
@@ -149,14 +173,16 @@ def _in_chat(tokenizer: Any, text: str) -> str:
     return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
 
 
-def _encoded(tokenizer: Any, text: str) -> tuple[Text, Tensor]:
-    """A prompt's text with each token's characters, and its ids, (1, positions)."""
-    chat = bool(getattr(tokenizer, "chat_template", None))  # which writes special tokens itself
-    made = tokenizer([text], add_special_tokens=not chat)
-    ids = list(made["input_ids"][0])
-    encodings = getattr(made, "encodings", None)
-    found = recorded(encodings[0], text) if encodings else None
-    return found or decoded(ids, tokenizer), torch.tensor([ids])
+def _read(model: nn.Module, prepared: Prepared, tokenizer: Any, text: str) -> tuple[Prepared, Text]:
+    """A prompt as the model reads it, and its text with each token's characters."""
+    text, chat = _in_chat(tokenizer, text), bool(getattr(tokenizer, "chat_template", None))
+    made = tokenizer([text], add_special_tokens=not chat)  # a chat's template writes them itself
+    ids, records = list(made["input_ids"][0]), tuple(getattr(made, "encodings", None) or ())
+    rows = torch.tensor([ids], device=home_of(model)[0])
+    inputs = {NAME: rows, "attention_mask": torch.ones_like(rows)}
+    known = recorded(records[0], text, ids) if records else None
+    ready = replace(prepared, inputs=inputs, encodings=records, texts=(text,))
+    return ready, decoded(ids, tokenizer, known)
 
 
 def _answered(
@@ -168,30 +194,28 @@ def _answered(
 ) -> Tensor:
     """The answer's ids, (1, tokens), without an end. Raises ``InputError`` for an empty one."""
     if answer is not None:
-        ids = torch.tensor([list(tokenizer(answer, add_special_tokens=False)["input_ids"])])
+        ids = list(tokenizer(answer, add_special_tokens=False)["input_ids"])
     else:
         count, options, seed = asked
         made = continued(
             model, given, max_new_tokens=count, output_ids=None, options=options, seed=seed
         )
-        ids = made.ids
-    special = set(tokenizer.all_special_ids)
-    kept = [int(k) for k in ids[0].tolist() if k >= 0]
-    while kept and kept[-1] in special:
-        kept.pop()
-    if not kept:
+        ids = made.ids[0].tolist()
+    while ids and (ids[-1] < 0 or ids[-1] in tokenizer.all_special_ids):
+        ids.pop()
+    if not ids:
         raise InputError("the answer is empty", then=["answer=..., or a larger max_new_tokens="])
-    return torch.tensor([kept], device=next(iter(given.values())).device)
+    return torch.tensor([ids], device=given[NAME].device)
 
 
-def _sentences(ids: list[int], tokenizer: Any, prompt: int) -> tuple[Said, ...]:
+def _sentences(ids: Tensor, tokenizer: Any, prompt: int) -> tuple[Said, ...]:
     """The answer's sentences with their places behind a prompt of so many positions."""
-    text = decoded(ids, tokenizer)
+    text = decoded(ids[0].tolist(), tokenizer)
     spans = split(text, "sentences")
-    owned = owners(spans, text.spans)
+    both = zip(spans, owners(spans, text.spans), strict=True)
     return tuple(
         Said(text.text[a:b], tokens[0] + prompt, tokens[-1] + prompt)
-        for (a, b), tokens in zip(spans, owned, strict=True)
+        for (a, b), tokens in both
         if tokens
     )
 

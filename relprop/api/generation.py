@@ -10,6 +10,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
+from relprop.adapters import Prepared
 from relprop.adapters.processing import tokenizer_of
 from relprop.adapters.words import pieces_of
 from relprop.api.continuation import Continuation, continued
@@ -112,12 +113,23 @@ def explain_generation(
             options=generate,
             seed=seed,
         )
-        both = replace(prepared, inputs=whole.inputs)
-        rows = ask(model, both, _targets(whole.ids), [question], how)
-    steps = [e for row in rows for e in row if e is not None]
+        steps = steps_of(model, prepared, whole, _targets(whole.ids), question, how)
     _refuse_other_logits(model, whole, torch.stack([e.output for e in steps], 1))
     made = _named_by(tokenizer_of(prepared.processor), whole, prepared.encodings, steps)
     return made.sent_on(hops) if hops else made
+
+
+def steps_of(
+    model: nn.Module,
+    prompt: Prepared,
+    whole: Continuation,
+    targets: Sequence[object],
+    question: Question,
+    how: Conditions,
+) -> tuple[Explanation, ...]:
+    """An explanation per target, from one pass over prompt and output."""
+    rows = ask(model, replace(prompt, inputs=whole.inputs), targets, [question], how)
+    return tuple(e for row in rows for e in row if e is not None)
 
 
 def _named_by(

@@ -150,7 +150,7 @@ class Explanation(OneInput):
         ``show``, ``to_json`` and reports then speak of these. A segment scores the sum of its
         tokens; special tokens and padding belong to none.
 
-        ``by``: ``"sentences"``, ``"lines"``, ``"documents"`` (which empty lines part), ``"turns"``
+        ``by``: ``"sentences"``, ``"lines"``, ``"paragraphs"`` (which empty lines part), ``"turns"``
         of a chat as the tokenizer's template writes it, or pairs (first character, one after the
         last) of the text, for all samples or a list for each. Raises ``OptionError`` where the text
         is not known: it comes with ``processor=``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,37 @@ class Generation:
     def streams(self) -> tuple[str, ...]:
         """The names of the explained inputs."""
         return tuple(self.steps[0].streams)
+
+    def segments(self, by: str | Sequence[Any]) -> Explanation:
+        """Which parts of the prompt the whole answer rests on: one explanation per sample, whose
+        scores are the sums of the steps', and whose words are segments of the prompt as it was
+        typed. ``by`` and errors as of ``Explanation.segments``, which each of ``steps`` has, too.
+
+        ``top``, ``words``, ``plot``, ``show`` and so on speak of these. What lies on the answer's
+        own words counts as 0; ``concerns`` says so where it is much, and ``sent_on`` lays it on
+        the prompt. ``output`` is the sum of the logits.
+
+        >>> import relprop
+        >>> from relprop.demo.lookup_model import lookup_model, lookup_tokenizer
+        >>> model, tokenizer = lookup_model(), lookup_tokenizer()
+        >>> text = "Anna likes amber kites.\\n\\nBoris paints silver rivers.\\n\\nAnna likes what?"
+        >>> prompt = tokenizer.apply_chat_template(
+        ...     [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+        ... )
+        >>> g = relprop.explain_generation(model, prompt, processor=tokenizer, max_new_tokens=5)
+        >>> g.segments("paragraphs").top(1)[0][0]
+        'Anna likes amber kites.'
+        """
+        from relprop.explanation.whole import whole
+
+        return whole(self).segments(by)
+
+    def summary(self, sample: int = 0, *, k: int = 5) -> str:
+        """One sentence for people: the whole answer, and the ``k`` words of the prompt that it
+        rests on most; then a line for each concern, as of ``Explanation.summary``."""
+        from relprop.explanation.whole import whole
+
+        return whole(self).summary(sample, k=k)
 
     def sent_on(self, hops: int = 1) -> Generation:
         """The same, with what lies on generated tokens sent on to what these rest on, in the shares
@@ -131,9 +163,10 @@ class Generation:
         return save_generation(self, path)
 
     def __repr__(self) -> str:
-        first = self.steps[0]
+        from relprop.explanation.whole import said
+
+        first, text = self.steps[0], said(self, 0)
         streams = "; ".join(map(repr, first.streams.values()))
-        text = " ".join(t for t in self.labels[0] if t)
         return (
             f"Generation({counted(len(self), 'sample')}, "
             f"{counted(len(self.steps), 'step')}, {streams}, output {text!r}"

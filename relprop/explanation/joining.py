@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from relprop.errors import OptionError, RelpropError
 from relprop.explanation.explanation import Explanation
-from relprop.explanation.tokens import Block, TokenScores
+from relprop.explanation.tokens import ON_THE_ANSWER, Block, TokenScores
 from relprop.interpreter.ledger import Ledger, join_ledgers
 
 TENSORS = ("scores", "row", "identity", "content", "padding", "matrix", "input", "layers")
@@ -68,6 +68,7 @@ def part(whole: Explanation, samples: int | slice) -> Explanation:
         probability=cut(whole.probability),
         started=cut(whole.started),
         predictions=cut(whole.predictions),
+        facts={k: cut(v) if k == ON_THE_ANSWER else v for k, v in whole.facts.items()},
     )
 
 

@@ -1,4 +1,4 @@
-"""The same explanation by larger parts of a text: sentences, lines, documents, turns of a chat, or
+"""The same explanation by larger parts of a text: sentences, lines, paragraphs, turns of a chat, or
 stretches of characters that are given."""
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ SHORT = re.compile(
 
 def segmented(explanation: Explanation, by: Any) -> Explanation:
     """``explanation`` with segments for words. Raises ``OptionError``."""
-    if not any(stream.texts for stream in explanation.streams.values()):
+    texts = [name for name, stream in explanation.streams.items() if stream.texts]
+    if not texts:
         raise OptionError(
             "segments() needs to know the text",
             then=["relprop.explain(model, text, processor=tokenizer)"],
         )
+    if len(texts) > 1 and not isinstance(by, str):
+        explanation._only("segments(pairs)")  # which says how to choose one
     streams = {
         name: stream if stream.texts is None else _of(stream, by)
         for name, stream in explanation.streams.items()
@@ -117,7 +120,7 @@ def _goes_on(text: str, start: int, end: int, last: int, cased: bool) -> bool:
 KINDS: dict[str, Callable[[str], Iterator[Span]]] = {
     "sentences": sentences,
     "lines": _pieces(r"\n"),
-    "documents": _pieces(r"\n[^\S\n]*\n\s*"),
+    "paragraphs": _pieces(r"\n[^\S\n]*\n\s*"),
 }
 
 

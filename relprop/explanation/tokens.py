@@ -11,6 +11,9 @@ from torch import Tensor
 from relprop.adapters import Original
 from relprop.adapters.texts import Text
 
+#: In a whole answer's ``facts``: what share of each sample's |score| is on the answer's words.
+ON_THE_ANSWER = "on_the_answer"
+
 
 class Prediction(NamedTuple):
     """What the model itself says of a sample: the class, or a text's next token, with the largest

@@ -256,6 +256,13 @@ def added(a: Mapping[Key, Tensor], b: Mapping[Key, Tensor]) -> dict[Key, Tensor]
     return {**a, **{k: a[k] + v if k in a else v for k, v in b.items()}}
 
 
+def added_accounts(some: Iterable[Account], others: Iterable[Account]) -> list[Account]:
+    """The books of both together, node by node, of one plan and one batch."""
+    theirs = {a.node: a for a in others}
+    both = [a + theirs.pop(a.node) if a.node in theirs else a for a in some]
+    return [*both, *theirs.values()]
+
+
 def joined(maps: Sequence[Mapping[str, Tensor]], zeros: Sequence[Tensor]) -> dict[str, Tensor]:
     """The amounts of parts of a batch, one after the other; 0 where a part has none of a name."""
     names = dict.fromkeys(name for m in maps for name in m)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from relprop.errors import counted
-from relprop.interpreter.accounts import Account, added, joined
+from relprop.interpreter.accounts import Account, added, added_accounts, joined
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,11 @@ class Ledger:
         handed on is not finite."""
         made = (a for a in self.accounts if not bool(a.to_inputs.isfinite().all()))
         return next((a for a in made if bool(a.arrived.isfinite().all())), None)
+
+    def __add__(self, other: Ledger) -> Ledger:
+        """The books of two passes over one plan and one batch, together."""
+        accounts = tuple(added_accounts(self.accounts, other.accounts))
+        return Ledger(accounts, self.started + other.started, added(self.reached, other.reached))
 
     def __str__(self) -> str:
         notes = {"unread": "   (not lost: it flowed past what the method reads)"}

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import register_pytree_node
 
 from relprop.errors import RelpropError, RuleError, first_line, message
-from relprop.interpreter.accounts import Account, Books, added
+from relprop.interpreter.accounts import Account, Books, added, added_accounts
 from relprop.numerics import at_least_float32
 from relprop.operations import Value
 from relprop.plan import Edge, Plan, Step
@@ -47,11 +47,9 @@ class Walk(HoldsTensors):
 
     def __add__(self, other: Walk) -> Walk:
         """Two walks over one plan, as if they had been one."""
-        theirs = {a.node: a for a in other.accounts}
-        accounts = [a + theirs.pop(a.node) if a.node in theirs else a for a in self.accounts]
         return Walk(
             added(self.found, other.found),
-            [*accounts, *theirs.values()],
+            added_accounts(self.accounts, other.accounts),
             added(self.ended, other.ended),
         )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from relprop.errors import OptionError
+from relprop.explanation.tokens import ON_THE_ANSWER
 from relprop.views.escape import visible
 from relprop.views.regions import measure, regions
 from relprop.views.shown import checked, target_of
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from relprop.interpreter.ledger import Ledger
 
 LOST = 0.2
-"""Concern if more than this share of the relevance that started was lost to denominators near 0, by cause (``Ledger.lost``)."""  # noqa: E501
+"""Concern if more than this share of the relevance that started was lost to denominators near 0, by cause (``Ledger.lost``); of a whole answer, if so much of the score is on its own words."""  # noqa: E501
 UNBALANCED = 1e-5
 """Concern if any node's books differ by more than this share of the relevance there (``Ledger.worst``)."""  # noqa: E501
 SPECIAL = 0.5
@@ -41,6 +42,12 @@ def concerns(explanation: Explanation, sample: int) -> list[str]:
     for name, stream in explanation.streams.items():
         prefix = f"{name}: " if len(explanation.streams) > 1 else ""
         found += [prefix + line for line in _of_scores(stream, sample)]
+    own = explanation.facts.get(ON_THE_ANSWER, [0.0] * len(explanation))[sample]
+    if own > LOST:
+        found.append(
+            f"{own:.0%} of the score is on the answer's own words, not on the prompt: "
+            "generation.sent_on(hops) sends it on to what these rest on"
+        )
     exploded = [said for said in [explanation.exploded[sample]] if said]
     return [*exploded, *found, *_of_books(explanation, sample)]
 

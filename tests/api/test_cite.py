@@ -13,6 +13,7 @@ import relprop
 from relprop.errors import InputError, OptionError
 from relprop.evaluation import LinearDatamodelingScore, TopKDrop
 from tests.adapters.tokenizers_in_code import KINDS
+from tests.common.models import closeness
 
 DOCUMENTS = [
     "The cats like noise. Dogs and cats like people.",
@@ -80,7 +81,7 @@ def test_each_passage_is_worth_what_the_model_loses_without_it(template):
             assert float(score) == pytest.approx(whole - left, abs=1e-9)
 
 
-@pytest.mark.parametrize(("by", "count"), [("whole", 3), ("lines", 3), ("documents", 3)])
+@pytest.mark.parametrize(("by", "count"), [("whole", 3), ("lines", 3), ("paragraphs", 3)])
 def test_any_method_and_any_passages(by, count):
     found = cited(by=by, method="attnlrp")
     assert len(found.passages) == count and found.explanations[0].method == "attnlrp"
@@ -97,6 +98,36 @@ def test_an_answer_that_is_generated_is_the_models_own():
     ids = found.inputs["input_ids"]
     made = model().generate(ids[:, : found.prompt], max_new_tokens=5, do_sample=False)
     assert torch.equal(made[:, : ids.shape[1]], ids)
+
+
+@pytest.mark.parametrize("method", ["leave_one_out", "attnlrp"])
+@pytest.mark.parametrize("answers", [None, [ANSWER, "The end.", "Dogs like cats."]])
+def test_several_questions_are_each_as_if_asked_alone(answers, method):
+    questions = [QUESTION, "Who?", "Unlikely stories end, don't they?"]
+    how = {"processor": tokenizer(), "max_new_tokens": 5, "method": method}
+    found = relprop.cite(model(), questions, DOCUMENTS, answers, **how)
+    assert len({f.inputs["input_ids"].shape[1] for f in found}) == len(found) == 3
+    for one, question, answer in zip(found, questions, answers or [None] * 3, strict=True):
+        alone = relprop.cite(model(), question, DOCUMENTS, answer, **how)
+        assert (one.sentences, one.passages) == (alone.sentences, alone.passages)
+        assert torch.equal(one.inputs["input_ids"], alone.inputs["input_ids"])
+        assert float(alone.scores.abs().max()) > 0
+        assert closeness(one.scores, alone.scores) <= 1e-9
+    (alone,) = relprop.cite(model(), questions[1:2], DOCUMENTS, answers and answers[1:2], **how)
+    assert closeness(alone.scores, found[1].scores) <= 1e-9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_explains_a_sentence_has_the_prompt_as_it_was_typed(kind):
+    documents = ["The  cats like noise.", "Dogs and\tcats like people."]
+    found = relprop.cite(
+        model(), QUESTION, documents, "The end.", processor=KINDS[kind](), method="attnlrp"
+    )
+    typed = "\n\n".join([*documents, QUESTION])
+    ends = [(typed.index(d), typed.index(d) + len(d)) for d in documents]
+    parts = found.explanations[0].segments(ends).words()
+    assert [name for name, _ in parts] == documents == [p.text for p in found.passages]
+    assert [score for _, score in parts] == pytest.approx(found.scores[0].tolist(), rel=1e-9)
 
 
 def test_prompts_of_ones_own():
@@ -219,6 +250,17 @@ def test_exact_shapley_values_have_the_largest_share_of_the_datamodeling_score()
     ("call", "error", "match"),
     [
         (lambda: cited(by="words"), OptionError, "by='words'"),
+        (lambda: cited(by="documents"), OptionError, "'paragraphs'"),
+        (
+            lambda: relprop.cite(model(), ["a", "b"], ["a"], [ANSWER], processor=tokenizer()),
+            InputError,
+            "2 questions, and answers to 1",
+        ),
+        (
+            lambda: relprop.cite(model(), [], ["a"], ANSWER, processor=tokenizer()),
+            InputError,
+            "question is list",
+        ),
         (lambda: cited(prompt="none"), OptionError, "{documents} must be in it"),
         (lambda: cited(prompt=lambda d, q: q), InputError, "document 0 does not stand"),
         (lambda: cited().top(5), OptionError, "2 sentences"),

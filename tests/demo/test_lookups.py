@@ -105,6 +105,10 @@ def test_the_page_runs_and_segments_end_with_their_turn(tmp_path, monkeypatch, c
         exec(compile(block.split("```")[0], "answers.md", "exec"), scope)
     assert scope["found"].answer == "Boris paints silver rivers. Anna likes amber kites."
     assert [scope["found"].top(k, 1)[0][0].document for k in (0, 1)] == [1, 0]
+    assert scope["parts"].top(1)[0][0] == "Boris paints silver rivers."
+    assert [name for name, _ in scope["parts"].words()][-1] == "Boris paints what?"
+    answers = [one.answer for one in scope["several"]]
+    assert answers == ["Boris paints silver rivers.", "Clara hides marble lanterns."]
     e = scope["explanation"]
     assert [name for name, _ in e.segments("sentences").words()][-2:] == [
         "Clara hides what?",

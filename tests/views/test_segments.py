@@ -1,4 +1,4 @@
-"""Explanations by sentences, lines, documents, turns of a chat and stretches of characters."""
+"""Explanations by sentences, lines, paragraphs, turns of a chat and stretches of characters."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import relprop
-from relprop.adapters.texts import decoded, recorded, with_turns
+from relprop.adapters.texts import decoded, recorded, with_turns, written
 from relprop.errors import OptionError
 from relprop.explanation.segments import owners, sentences
 from tests.adapters.tokenizers_in_code import KINDS
@@ -71,6 +71,16 @@ def test_both_ways_to_a_text_give_each_token_its_characters(kind):
     assert text[cut:].startswith("the dogs")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_record_without_its_text_still_says_where_each_token_stood(kind):
+    tokenizer, text = KINDS[kind](), "The  naïve cats\n\nlike noise 🙂 the dogs"
+    encoding = tokenizer(text, return_offsets_mapping=True).encodings[0]
+    found, typed = written(encoding, tokenizer), recorded(encoding, text)
+    assert recorded(encoding, found, encoding.ids).spans == typed.spans and len(found) == len(text)
+    for at in (text.index("cats"), text.index("noise"), text.index("dogs")):
+        assert found[at : at + 4].lower() == text[at : at + 4]
+
+
 def test_characters_of_several_tokens_belong_to_all_of_them():
     tokenizer = KINDS["byte-level BPE"]()
     ids = tokenizer("cats 🙂 like")["input_ids"]
@@ -128,7 +138,7 @@ def explained(**options):
     ("by", "names"),
     [
         ("lines", ["the film was not boring .", "the film was awful . awful !"]),
-        ("documents", ["the film was not boring .", "the film was awful . awful !"]),
+        ("paragraphs", ["the film was not boring .", "the film was awful . awful !"]),
         ([(0, 8), (31, 35)], ["the film", "film"]),
         ([[(0, 8), (31, 35)]], ["the film", "film"]),
     ],
@@ -162,7 +172,7 @@ def test_sentences_score_the_sums_of_their_tokens():
 
 
 def test_what_people_do_with_segments(tmp_path):
-    e = explained().segments("documents")
+    e = explained().segments("paragraphs")
     assert len(e.top(5)) == 2 and e.top(1)[0][0] in LONG
     assert [
         w["text"] for w in json.loads(e.to_json())["samples"][0]["inputs"]["input_ids"]["words"]
@@ -172,7 +182,7 @@ def test_what_people_do_with_segments(tmp_path):
     assert set(e.to_dataframe()["word"].dropna()) == set(LONG.split("\n\n"))
     assert LONG.split("\n\n")[0] in e.to_html(tmp_path / "page.html").read_text()
     loaded = relprop.load(explained().save(tmp_path / "e.safetensors"))
-    assert loaded.segments("documents").words() == e.words()
+    assert loaded.segments("paragraphs").words() == e.words()
 
 
 def test_each_sample_has_its_own_segments_and_keeps_them():
@@ -199,6 +209,7 @@ def test_text_of_ids_is_read_by_the_tokenizer():
     ("by", "match"),
     [
         ("sentence", "sentences"),
+        ("documents", "'paragraphs'"),
         ("turns", "no chat of the tokenizer's template"),
         ([(0, 8), (4, 12)], "overlap"),
         ([(3, 3)], "pairs"),
