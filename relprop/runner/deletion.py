@@ -91,9 +91,9 @@ class Deletion:
         """Which positions of each sample are no padding, by the text's own mask."""
         name = self._own + ALONGSIDE[0]
         if name not in self._alongside:
-            shape = self._text.shape
-            known = self.seen is not None and self.seen.shape == shape
-            return self.seen.cpu() if known else torch.ones(shape, dtype=torch.bool)
+            if self.seen is not None and self.seen.shape == self._text.shape:
+                return self.seen.cpu()
+            return torch.ones(self._text.shape, dtype=torch.bool)
         return self.inputs.tensors[self.inputs.names.index(name)].cpu() != 0
 
     def padded(self) -> int | None:
