@@ -43,9 +43,7 @@ def find_module_calls(
     inner: set[fx.Node] = set()
     entries = rules.module_entries() if model is not None else ()
     calls = _module_calls(program, flow) if entries else {}
-    entered = (
-        {n for n in flow.nodes if any(flow.reaches(n, s) for s in starts)} if entries else set()
-    )
+    entered = {n for n in flow.nodes if entries and any(flow.reaches(n, s) for s in starts)}
     for entry in entries:
         for path, nodes in calls.items():
             module = _module_at(model, path)
