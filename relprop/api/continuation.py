@@ -19,6 +19,7 @@ from relprop.api.prolonged import prolonged
 from relprop.errors import InputError, OptionError, message
 from relprop.targets.outputs import CLASSES
 from relprop.tracer.binding import Inputs, bind, flatten_output
+from relprop.tracer.modules import said
 from relprop.tracer.surroundings import undisturbed
 
 NEW_TOKENS = 20
@@ -128,7 +129,7 @@ def _by_its_own(model: Any, inputs: Any, output_ids: Any, asked: Asked) -> Conti
     named[stream] = prompt
     start = prolonged(named, stream, model, ids[:, :0])
     logits = logits or [_first_logits(model, (), start)]
-    pad = getattr(model.config, "pad_token_id", None)
+    pad = said(model.config, "pad_token_id")
     whole = prolonged(named, stream, model, ids[:, :-1], int(pad) if isinstance(pad, int) else 0)
     tokens = {n: whole[n] for n in ("input_ids", stream) if n in whole and whole[n].dim() == 2}
     return Continuation(whole, tokens, stream, prompt.shape[1], ids, *_checked_against(logits, ids))
@@ -145,7 +146,7 @@ def _named(model: Any, bound: Inputs) -> dict[str, Any]:
 
 def _stream(model: Any, named: Mapping[str, Any]) -> str:
     """Which input holds the output; the prompt in it is checked."""
-    decoder = bool(getattr(model.config, "is_encoder_decoder", False))
+    decoder = bool(said(model.config, "is_encoder_decoder"))
     if not decoder:
         _check_prompt(named, "input_ids", "attention_mask")
         return "input_ids"
@@ -210,7 +211,7 @@ def _decoder_start(model: Any, bound: Inputs) -> Tensor:
     """(batch, 1): the token a decoder starts with."""
     for holder in (getattr(model, "generation_config", None), model.config):
         for name in ("decoder_start_token_id", "bos_token_id"):
-            if isinstance(start := getattr(holder, name, None), int):
+            if isinstance(start := said(holder, name), int):
                 return torch.full((bound.batch, 1), start, device=bound.tensors[0].device)
     raise InputError(
         "the model names no token that its decoder starts with: give decoder_input_ids "
@@ -247,13 +248,11 @@ def _given(output_ids: Any, prompt: Tensor) -> Tensor:
 def _end_ids(model: Any, options: Mapping[str, Any]) -> tuple[int, ...]:
     """The tokens that end a sample: by the options (``None``: none does), else by the model's own
     settings."""
-    holders = [
-        vars(h) for h in (getattr(model, "generation_config", None), model.config) if h is not None
-    ]
+    holders = (getattr(model, "generation_config", None), model.config)
     found = (
         options["eos_token_id"]
         if "eos_token_id" in options
-        else next((k for h in holders if (k := h.get("eos_token_id")) is not None), None)
+        else next((k for h in holders if (k := said(h, "eos_token_id")) is not None), None)
     )
     if found is None:
         return ()

@@ -27,6 +27,7 @@ from relprop.runs.command import (
     tokenizer_of,
 )
 from relprop.targets import token
+from relprop.tracer.modules import said
 from relprop.tracer.offloaded import home_of
 
 INDICES = re.compile(r"-?\d+(,-?\d+)*")
@@ -168,7 +169,7 @@ def typical_subject(asked: AskedModel) -> Subject:
     else:
         model = load(asked.name, torch.zeros(1), None, asked.trust_remote_code)[0].to(device)
     torch.manual_seed(0)
-    if hasattr(getattr(model, "config", None), "to_dict"):
+    if callable(said(getattr(model, "config", None), "to_dict")):
         inputs: Any = {k: v.to(device) for k, v in _typical_call(model, asked.name).items()}
     else:
         inputs = torch.rand(1, *_image_size(model, asked.name), device=device)

@@ -3,6 +3,8 @@ tokens, or become them by being merged, cut or moved."""
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, fx
 
@@ -24,14 +26,17 @@ def attention_received(at: AttentionStudy, values: SiteValues, layer: LayerValue
     same = len(keyed) <= 1 and keyed == tokens_of(program, layer.node)
     if same and mean.shape[1] == layer.tokens:
         return mean[:, order_of_keys(at, values, layer)]
-    moved = at.move(site.values, mean, _nearest_below(at, values, layer))
-    if moved.shape[1] == layer.tokens:
-        return moved
+    held = math.prod(keyed)
+    if held == mean.shape[1]:
+        moved = at.move(site.values, mean, _nearest_below(at, values, layer))
+        if moved.shape[1] == layer.tokens:
+            return moved
+        held = moved.shape[1]
     warn(
         UnexplainedPartWarning(
-            f"the layer at {site.path!r} is passed over: the attention that a token receives is "
-            f"taken from {moved.shape[1]} tokens there, and its output holds {layer.tokens} (steps "
-            "of a cache, pooled queries)"
+            f"the layer at {site.path!r} is passed over: its attention has {mean.shape[1]} keys "
+            f"over {held} tokens, and its output holds {layer.tokens}: they are not the same "
+            "tokens (steps of a cache, pooled queries, pairs of tokens)"
         )
     )
     return None
@@ -48,14 +53,15 @@ def are_own_keys(at: AttentionStudy, values: SiteValues) -> bool:
 
 def _mean_over_queries(at: AttentionStudy, values: SiteValues) -> Tensor:
     """The mean of the map over heads and queries, (batch, keys). A query that nothing attends to,
-    itself neither, is padding, and counts in no mean."""
+    itself neither, is padding, and counts in no mean. Maps mixed after their softmax are signed."""
     attention, heads = values.attention, at.head_axes(values)
     attention = attention.mT if values.site.transposed else attention
     attention = attention.mean(heads, keepdim=True) if heads else attention
     if attention.shape[-2] != attention.shape[-1]:
         return attention.mean(-2).flatten(1)
-    present = (attention.amax(-2) > 0).to(attention.dtype)
-    mean = (attention * present[..., None]).sum(-2) / present.sum(-1, keepdim=True)
+    present = (attention != 0).any(-2).to(attention.dtype)
+    counted = present.sum(-1, keepdim=True).clamp(min=1)
+    mean = (attention * present[..., None]).sum(-2) / counted
     return mean.flatten(1)
 
 

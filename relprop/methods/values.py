@@ -90,7 +90,7 @@ def _queries_are_tokens(at: AttentionStudy, values: SiteValues, layer: LayerValu
 
 def _distances(at: AttentionStudy, values: SiteValues, layer: LayerValues) -> Tensor:
     """1 − cos of the layer's output with and without each key's value vectors, (batch, queries,
-    keys)."""
+    keys); 0 where it stays as it is, be it 0."""
     site, given = values.site, at.value(values.site.values)
     key = given.dim() + (-1 if site.transposed else -2)
     count = given.shape[key]
@@ -99,7 +99,10 @@ def _distances(at: AttentionStudy, values: SiteValues, layer: LayerValues) -> Te
     variants = torch.cat([given.unsqueeze(0), given.unsqueeze(0) * zeroed])
     plain, *_ = changed = at.replay(site.values, layer.node, variants)
     other, feature = changed[1:], _feature_axis(values, layer) + 1
-    alike = F.cosine_similarity(other, plain.unsqueeze(0).expand_as(other), dim=feature, eps=0)
+    same = plain.unsqueeze(0).expand_as(other)
+    least = torch.finfo(other.dtype).tiny
+    alike = F.cosine_similarity(other, same, dim=feature, eps=least)
+    alike = torch.where((other == same).all(feature), 1, alike)
     return (1 - alike).clamp(min=0).flatten(2).permute(1, 2, 0)
 
 

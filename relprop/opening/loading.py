@@ -21,12 +21,15 @@ ELSEWHERE = (
     "give a folder that save_pretrained wrote, an id that can be reached from "
     "here, or the model itself, loaded by you"
 )
+#: How files of weights alone are called.
+WEIGHTS = (".pth", ".pt", ".bin", ".safetensors", ".ckpt")
 Loaded = tuple[nn.Module, object, Foreign]  # the model, its inputs, and what reads them
 
 
 def load(name: str, inputs: object, processor: Foreign, trust_remote_code: bool) -> Loaded:
     """The model called ``name`` in ``eval`` mode; its inputs; and the processor that was saved with
     it, unless one is given."""
+    _refuse_path(name)
     for prefix, source in (("timm:", ""), ("timm/", "hf-hub:timm/"), ("hf-hub:", "hf-hub:")):
         if name.startswith(prefix):
             return _timm(source + name.removeprefix(prefix), name), inputs, processor
@@ -49,6 +52,8 @@ def load(name: str, inputs: object, processor: Foreign, trust_remote_code: bool)
         if "architecture" in written and "model_type" not in written:  # as timm writes it
             return _timm(f"local-dir:{folder}", name), inputs, processor
         name = str(folder)
+    elif "_" in name:  # as timm's names are written, and ids that are nobody's are not
+        _refuse_near_timm(name)
     return _transformers(name, inputs, processor, trust_remote_code)
 
 
@@ -61,12 +66,14 @@ def _library(library: str, name: str) -> Foreign:
 
 def _timm(source: str, name: str) -> nn.Module:
     timm = _library("timm", name)
-    if ":" not in source and source.split(".")[0] not in timm.list_models():
-        then = [f"timm:{n}" for n in _alike(source, timm.list_models())]
-        raise InputError(
-            f"timm {timm.__version__} has no model {source!r}",
-            then=then or ["timm.list_models() lists them"],
-        )
+    own, there = source.removeprefix("hf-hub:timm/"), timm.list_models()
+    if ":" not in own and own.split(".")[0] not in there:
+        then = [f"timm:{n}" for n in _alike(own, there)]
+        if then or own == source:
+            raise InputError(
+                f"timm {timm.__version__} has no model {own!r}",
+                then=then or ["timm.list_models() lists them"],
+            )
     with refusing(f"{name!r} could not be loaded", ELSEWHERE), bounded(name):
         model: nn.Module = timm.create_model(source, pretrained=True).eval()
         return model
@@ -107,21 +114,59 @@ def _transformers(name: str, inputs: object, processor: Foreign, trust_remote_co
 
 
 def _refuse_misspelt(name: str) -> None:
-    """Refuse a path to a folder that is not there, and a model of timm without its prefix."""
+    """Refuse what is spelt like a folder that is there, or like a model of timm."""
     folder, then = Path(name).expanduser(), []
     if folder.parent.is_dir() and not folder.exists():
         beside = [p.name for p in folder.parent.iterdir() if (p / "config.json").exists()]
         then = [str(folder.parent / n) for n in _alike(folder.name, beside)]
-    if not then and "/" not in name and find_spec("timm"):
-        there = importlib.import_module("timm").list_models()
-        then = [f"timm:{n}" for n in ([name] if name in there else _alike(name, there))]
+    if then:
+        raise InputError(f"there is no folder {name!r} and no such id was found", then=then)
+    _refuse_near_timm(name)
+
+
+def _refuse_near_timm(name: str) -> None:
+    """Refuse a name of timm, or what is spelt much like one, without its prefix."""
+    if "/" in name or not find_spec("timm"):
+        return
+    there = importlib.import_module("timm").list_models()
+    then = [f"timm:{n}" for n in ([name] if name in there else _alike(name, there))]
     if then:
         raise InputError(f"there is no folder {name!r} and no such id was found", then=then)
 
 
+def _refuse_path(name: str) -> None:
+    """Refuse a file, which is no model by itself, and a path at which there is nothing."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        file, safe = str(path), path.suffix == ".safetensors"
+        reads = f"{'safetensors.torch.load_file' if safe else 'torch.load'}({file!r})"
+        then = [
+            f"model = timm.create_model(NAME, checkpoint_path={file!r})   # of timm's models",
+            f"model.load_state_dict({reads})   # of a model that you have made",
+        ]
+        if (path.parent / "config.json").exists():
+            then = [f"give the folder, where its settings are: {str(path.parent)!r}"]
+        elif path.suffix not in WEIGHTS:
+            then = ["give a folder that save_pretrained wrote, or the model itself"]
+        raise InputError(f"{name!r} is a file, which does not say what model it is of", then=then)
+    written = name.startswith((".", "/", "~")) or "\\" in name or path.suffix in WEIGHTS
+    if not path.exists() and (written or (":" not in name and name.count("/") > 1)):
+        beside = path.parent.iterdir() if path.parent.is_dir() else ()
+        near = [str(path.parent / n) for n in _alike(path.name, [p.name for p in beside])]
+        then = near or ["give a path that is there, an id, or the model itself"]
+        raise InputError(f"there is no file or folder {name!r}", then=then)
+
+
 def _alike(name: str, known: Iterable[str]) -> list[str]:
-    """Up to three of the names that are spelt much like this one."""
-    return difflib.get_close_matches(name, list(known), 3, 0.6)
+    """Up to three of the names that are spelt, or begin, much like this one."""
+
+    def like(other: str) -> tuple[float, float]:
+        parts = (other[: len(name)], other)
+        start, whole = (difflib.SequenceMatcher(None, p, name).ratio() for p in parts)
+        return max(start, whole), whole
+
+    rated = sorted(((like(n), n) for n in known), key=lambda r: (-r[0][0], -r[0][1], r[1]))
+    return [n for (rate, _), n in rated[:3] if rate > 0.6]
 
 
 def _config(transformers: Foreign, name: str, trust_remote_code: bool) -> Foreign:

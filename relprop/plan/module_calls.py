@@ -30,21 +30,27 @@ class ModuleCall:
 
 
 def find_module_calls(
-    program: Program, model: nn.Module | None, rules: RuleSet, flow: Flow, findings: list[Finding]
+    program: Program,
+    model: nn.Module | None,
+    rules: RuleSet,
+    flow: Flow,
+    starts: tuple[fx.Node, ...],
+    findings: list[Finding],
 ) -> tuple[dict[fx.Node, ModuleCall], set[fx.Node]]:
-    """Module calls with a rule of their own, outermost first: by their outputs, and the nodes
-    inside them."""
+    """Module calls with a rule of their own that relevance from ``starts`` enters, outermost first:
+    by their outputs, and the nodes inside them."""
     outputs: dict[fx.Node, ModuleCall] = {}
     inner: set[fx.Node] = set()
     entries = rules.module_entries() if model is not None else ()
     calls = _module_calls(program, flow) if entries else {}
+    entered = {n for n in flow.nodes if entries and any(flow.reaches(n, s) for s in starts)}
     for entry in entries:
         for path, nodes in calls.items():
             module = _module_at(model, path)
-            taken = any(n in inner or n in outputs for n in nodes)
+            taken = any(n in inner or n in outputs for n in nodes) or entered.isdisjoint(nodes)
             if taken or not entry.matches_module(module, _names_of(program, path)):
                 continue
-            call = _as_one(path, nodes, entry.rule, type(module), flow)
+            call = _as_one(path, nodes, entry.rule, type(module), flow, entered)
             findings += _hidden_sites(program, call, path)
             outputs[call.output] = call
             inner |= call.inner - {call.output}
@@ -83,12 +89,15 @@ def _module_calls(program: Program, flow: Flow) -> dict[str, list[fx.Node]]:
     return dict(sorted(calls.items(), key=lambda item: item[0].count(".")))
 
 
-def _as_one(path: str, nodes: list[fx.Node], rule: Rule, kind: type, flow: Flow) -> ModuleCall:
-    """One module call as one operation. Raises ``RuleError`` where several of its tensors are used
-    outside it, or relevance leaves it and comes back."""
+def _as_one(
+    path: str, nodes: list[fx.Node], rule: Rule, kind: type, flow: Flow, entered: set[fx.Node]
+) -> ModuleCall:
+    """One module call as one operation. Raises ``RuleError`` where relevance enters several of its
+    tensors from outside, or leaves it and comes back. What only places are read of, it does not
+    enter."""
     members, refused = set(nodes), f"the call of {path!r} cannot be one operation"
-    users = {n: [u for u in n.users if u in flow.members] for n in nodes}
-    outputs = [n for n in nodes if not users[n] or any(u not in members for u in users[n])]
+    users = {n: [u for u in n.users if u in entered] for n in nodes if n in entered}
+    outputs = [n for n in users if not users[n] or any(u not in members for u in users[n])]
     if len(outputs) != 1:
         raise RuleError(
             f"{refused}: {len(outputs)} of its tensors are used outside it",

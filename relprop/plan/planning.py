@@ -131,7 +131,7 @@ def make_plan(
     """
     flow = flowing(program, rules)
     findings: list[Finding] = []
-    outputs, inner = find_module_calls(program, model, rules, flow, findings)
+    outputs, inner = find_module_calls(program, model, rules, flow, starts, findings)
     treated = inner | set(outputs)
     sites = tuple(
         s for s in program.sites if s.contraction in flow.members and s.contraction not in treated

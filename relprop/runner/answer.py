@@ -215,7 +215,12 @@ def _refuse_nonfinite(scores: Tensor, ledger: Ledger | None) -> None:
     fact = f"the scores of {int((~torch.isfinite(scores)).any(1).sum())} samples are not finite"
     first = None if ledger is None else ledger.first_nonfinite()
     if first is None:
-        raise RelpropError(f"{fact}: they overflowed; precision='float64' may help")
+        then = [
+            "precision='float64' if numbers overflow",
+            "if the model's own derivative is not finite (the root of 0, a row masked whole): "
+            "torch.autograd.detect_anomaly() around its forward and backward pass names the line",
+        ]
+        raise RelpropError(fact, then=then)
     raise RelpropError(
         f"{fact}: rule {first.rule!r} hands on what is NaN or infinite",
         at=f"{first.path} ({first.op})",

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from relprop.errors import CaptureError, InputError, first_line
 from relprop.tracer.binding import Inputs, flatten_output, wrapped
-from relprop.tracer.modules import modules_of, setting
+from relprop.tracer.modules import modules_of, said, setting
 from relprop.tracer.program import OutputTree
 
 OTHER_ARGUMENTS = re.compile("unexpected keyword|positional argument")
@@ -163,7 +163,8 @@ def _beyond(
         run(*inputs.tensors)
     length = max((t.shape[1] for t in inputs.tensors if _is_ids(t)), default=0)
     configs = (setting(module, "config") for module in modules_of(model))
-    limits = [n for c in configs if isinstance(n := _limit(c), int) and 0 < n < length]
+    most = [said(config, "max_position_embeddings") for config in configs]
+    limits = [n for n in most if isinstance(n, int) and 0 < n < length]
     if limits:
         yield (
             f"cut the text, it has {length} tokens, and the model reads {min(limits)}: inputs="
@@ -174,10 +175,3 @@ def _beyond(
 
 def _is_ids(t: Tensor) -> bool:
     return t.dim() == 2 and not (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool)
-
-
-def _limit(config: object) -> object:
-    """How many positions a config says that its model has; ``None`` if it does not say."""
-    with suppress(Exception):  # of a config of the user's own
-        return getattr(config, "max_position_embeddings", None)
-    return None

@@ -3,6 +3,7 @@ PyTorch's own way is a generator inside a generator for each level of modules.""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
@@ -46,3 +47,11 @@ def setting(module: nn.Module, name: str) -> Any:
     looks for what is missing among these, which takes longer than all the rest."""
     known = name in vars(module) or hasattr(type(module), name)
     return getattr(module, name, None) if known else None
+
+
+def said(config: object, name: str) -> Any:
+    """What a model's config says under a name; ``None`` where it says nothing. One of the user's
+    own may raise anything."""
+    with suppress(Exception):
+        return getattr(config, name, None)
+    return None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _modules
 
-from relprop.tracer.modules import setting
+from relprop.tracer.modules import said, setting
 from relprop.tracer.offloaded import HOOK
 
 
@@ -48,7 +48,7 @@ def _own_parts(module: nn.Module, seen: dict[int, Hashable]) -> tuple[Hashable, 
         *(module._backward_hooks, module._backward_pre_hooks),
     )
     called = tuple([(k, _Same(f)) for group in hooks if group for k, f in group.items()])
-    attention = getattr(setting(module, "config"), "_attn_implementation", None)
+    attention = said(setting(module, "config"), "_attn_implementation")
     return _Same(module), _code(type(module), seen), settings, tensors, called, attention
 
 

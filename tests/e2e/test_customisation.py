@@ -275,6 +275,43 @@ def test_a_region_that_leaks_an_inner_tensor_is_refused():
         explain(PAPER.with_rule(Leaky, carry), randomise(Around(Leaky())).double())
 
 
+class Picked(nn.Module):
+    """What one of several results, or a place, picks of twice its input."""
+
+    def __init__(self, pick):
+        super().__init__()
+        self.pick = pick
+
+    def forward(self, x):
+        return self.pick(x * 2)
+
+
+PICKS = {
+    "sort": lambda x: x.sort(-1)[0],
+    "topk": lambda x: x.topk(8, -1).values,
+    "median": lambda x: x.median(1, keepdim=True)[0],
+    "cummax": lambda x: x.cummax(1)[0],
+    "kthvalue": lambda x: x.kthvalue(2, -1, keepdim=True).values,
+    "argmax": lambda x: x.gather(1, x.tanh().argmax(1, keepdim=True)),
+}
+
+
+@pytest.mark.parametrize("key", [Picked, "part"], ids=["class", "path"])
+@pytest.mark.parametrize("pick", PICKS.values(), ids=PICKS)
+def test_a_module_may_hold_results_that_nobody_reads(pick, key):
+    """Relevance enters by the one that is read."""
+
+    def by_gradient(relevance, call):
+        (x,) = call.inputs
+        output, pull = torch.func.vjp(call.apply, x)
+        return call.only(x * pull(relevance / output)[0])
+
+    e = explain(PAPER.with_rule(key, by_gradient), randomise(Around(Picked(pick))).double())
+    (row,) = [a for a in e.ledger.accounts if a.path == "part"]
+    assert (row.rule, row.op) == ("by_gradient", "Picked") and row.arrived.any()
+    assert closeness(row.to_inputs, row.arrived) <= 1e-9
+
+
 def test_a_rule_that_hides_the_only_attention_leaves_nothing_to_explain():
     with pytest.raises(
         NoAttentionError, match=r"inside a module that a rule of yours treats as one operation"

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import relprop
 from relprop.errors import InputError, RelpropError
+from relprop.runs.fingerprints import of_model
 from tests.common.models import Recipe, build, closeness, sample
 from tests.e2e.test_non_invasive import assert_undisturbed, snapshot
 
@@ -337,3 +338,21 @@ def test_is_refused_with_one_sentence(name):
     with pytest.raises(InputError) as caught:
         relprop.explain(make(), torch.randn(2, 5, 6), 1)
     assert re.search(said, " ".join(str(caught.value).split())), str(caught.value)
+
+
+class Settings(dict):
+    """A config whose attributes are its entries: of what it lacks it raises ``KeyError``."""
+
+    __getattr__ = dict.__getitem__
+
+
+def test_a_config_may_raise_what_it_likes():
+    """Graphs are compared, texts that are too long refused, and a run knows the model again."""
+    model, plain = build(Recipe(ids=True)), build(Recipe(ids=True))
+    model.config = model.blocks[0].config = Settings(width=8)
+    found, expected = (relprop.explain(m, sample(Recipe(ids=True)), 1) for m in (model, plain))
+    assert torch.equal(found.scores, expected.scores)
+    assert str(relprop.check(model, sample(Recipe(ids=True))))
+    with pytest.raises(InputError, match="has 11"):
+        relprop.explain(model, sample(Recipe(ids=True)) + 50, 1)
+    assert of_model(model) == of_model(model)

@@ -13,6 +13,7 @@ import huggingface_hub
 import numpy as np
 import PIL.Image
 import pytest
+import safetensors.torch
 import timm
 import torch
 import transformers
@@ -462,7 +463,24 @@ REFUSED = {
     ),
     "neither a folder nor an id": (
         lambda saved, tmp: ("no such/folder/anywhere", "a"),
-        r"could not be loaded",
+        r"there is no file or folder 'no such/folder/anywhere'",
+    ),
+    "no folder there": (
+        lambda saved, tmp: (saved / "brt", "a"),
+        r"no file or folder.*bert",
+    ),
+    "no folder here": (lambda saved, tmp: ("./x", "a"), r"there is no file or folder './x'"),
+    "no file of weights": (
+        lambda saved, tmp: ("x.pth", "a"),
+        r"no file or folder 'x.pth'",
+    ),
+    "a misspelt id of timm": (
+        lambda saved, tmp: ("timm/vit_tinny_patch16_224", picture()),
+        r"has no model 'vit_tinny_patch16_224' then timm:vit_tiny_patch16_224",
+    ),
+    "a misspelt name of timm": (
+        lambda saved, tmp: ("vit_tinny", picture()),
+        r"no such id was found then timm:vit_tiny_patch16_224",
     ),
 }
 
@@ -475,6 +493,30 @@ def test_is_refused_with_one_sentence(name, saved, tmp_path, monkeypatch):
     with pytest.raises(InputError) as caught:
         relprop.explain(model, inputs, 1)
     assert re.search(said, " ".join(str(caught.value).split())), str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["timm/vit_tinny_patch16_224", "vit_tinny", "/no/such", "x.pth"])
+def test_what_is_no_model_is_told_before_the_hub_is_asked(name, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", None)
+    monkeypatch.setattr(transformers.PreTrainedConfig, "get_config_dict", None)
+    with pytest.raises(InputError, match=r"has no model|no such id|no file or folder"):
+        relprop.open_model(name, picture())
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors", ".bin"])
+def test_a_file_of_weights_is_told_how_it_is_opened(suffix, tmp_path):
+    made = timm.create_model("test_vit").eval()
+    file = tmp_path / f"weights{suffix}"
+    save = safetensors.torch.save_file if suffix == ".safetensors" else torch.save
+    save(made.state_dict(), file)
+    with pytest.raises(InputError, match="does not say what model it is of") as caught:
+        relprop.open_model(file, picture())
+    first, second = re.findall(r"model.*(?=   #)", str(caught.value))
+    names = {"timm": timm, "torch": torch, "safetensors": safetensors, "NAME": "test_vit"}
+    exec(first, names)
+    names["model"].head.weight.data.zero_()
+    exec(second, names)
+    assert torch.equal(names["model"].head.weight, made.head.weight)
 
 
 def test_trust_is_for_what_is_loaded():

@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import relprop
-from relprop.errors import OptionError
+from relprop.errors import OptionError, UnexplainedPartWarning
 from tests.common.models import build, closeness, sample
+from tests.reference.calls import Masked
 from tests.spellings.bases import EXPERTS, PLAIN, START
 from tests.spellings.model import Model
 
@@ -386,6 +387,56 @@ def test_attention_norm_of_any_number_of_keys(count):
     )
     by_hand = (e.blocks[0].attention * norms[:, :, None]).mean(1)[:, 0]
     assert list(e.streams) == ["memory"] and closeness(e.scores, by_hand.detach()) <= EXACT
+
+
+class Talking(Cross):
+    """Attention whose heads are mixed after their softmax, by weights of either sign."""
+
+    def forward(self, x):
+        x = x.mul(1)
+        q = self.q(x).unflatten(2, (2, 4)).transpose(1, 2)
+        k, v = (t.unflatten(2, (2, 4)).transpose(1, 2) for t in self.kv(x).chunk(2, -1))
+        self.maps = torch.stack([-(q @ k.mT).softmax(-1)[:, i] for i in (1, 0)], 1)
+        self.state = x + self.out((self.maps @ v).transpose(1, 2).flatten(2))
+        return self.head(self.state[:, 0])
+
+
+def test_attcat_of_maps_that_are_negative():
+    torch.manual_seed(0)
+    model, x = Talking().double().eval(), torch.randn(2, 3, 8, dtype=torch.float64)
+    model(x)
+    (gradient,) = torch.autograd.grad(model.head(model.state[:, 0])[:, 1].sum(), model.state)
+    by_hand = model.maps.mean((1, 2)) * (gradient * model.state).sum(2)
+    e = relprop.explain(model, x, 1, method="attcat")
+    assert closeness(e.scores, by_hand.detach()) <= EXACT
+
+
+@pytest.mark.filterwarnings("ignore::relprop.errors.UnrecognisedWarning")
+def test_attcat_passes_over_attention_to_pairs_of_tokens():
+    """Of Nystrom attention the last map has the keys that are tokens; others, those of a matrix."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 50}
+    lengths = {"num_landmarks": 4, "segment_means_seq_len": 16, "max_position_embeddings": 32}
+    config = hf.NystromformerConfig(num_hidden_layers=1, num_labels=3, **sizes, **lengths)
+    model = hf.NystromformerForSequenceClassification(config).double().eval()
+    ids = torch.arange(5, 21)[None]
+    with pytest.warns(UnexplainedPartWarning, match="has 4 keys over 16 tokens"):
+        e = relprop.explain(model, ids, 1, method="attcat", keep="blocks")
+    alone = e.blocks[-1].attention.mean((1, 2))
+    layers = relprop.explain(model, ids, 1, method="cat", keep="layers").layers
+    assert closeness(e.scores, alone * layers[:, -1]) <= EXACT
+
+
+def test_value_zeroing_of_states_that_are_zero():
+    """Positions set to 0 behind a layer stay as they are, whichever value is left out."""
+    torch.manual_seed(0)
+    model, ids = Masked().double().eval(), torch.arange(1, 6)[None]
+    mask = torch.tensor([[1, 1, 1, 0, 0]])
+    padded, alone = (
+        relprop.explain(model, (ids[:, :n], mask[:, :n]), 1, method="value_zeroing").scores
+        for n in (5, 3)
+    )
+    assert closeness(padded[:, :3], alone) <= EXACT and not padded[:, 3:].any()
 
 
 @pytest.mark.parametrize(

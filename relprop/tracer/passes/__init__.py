@@ -61,6 +61,7 @@ from relprop.tracer.passes.sums.padded import add_to_all
 from relprop.tracer.passes.sums.runs import join_sums
 from relprop.tracer.passes.sums.weighed import part_layers
 from relprop.tracer.passes.writes.inplace import functionalise
+from relprop.tracer.passes.writes.nothing import drop_nothing
 from relprop.tracer.passes.writes.once import write_once
 from relprop.tracer.passes.writes.weighed import weigh_rows
 
@@ -96,6 +97,7 @@ PASSES = (
     Pass(inline_regions, "the other passes read one flat graph", "constants"),
     Pass(drop_checks, "they carry no values"),
     Pass(functionalise, "from here on every value has one node", "constants"),
+    Pass(drop_nothing, "a tensor without elements is nobody's operand", "constants"),
     Pass(write_once, "what is brought to places of its own is written there", "constants"),
     Pass(respell, "one operator for each operation", "constants"),
     Pass(make_real, "relevance travels along real numbers"),
