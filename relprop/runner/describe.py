@@ -185,7 +185,7 @@ def _tokens_named(
     logits = made[(*first, positions)].detach()
     shares = logits.to(at_least_float32(logits.dtype)).softmax(1)
     of_chosen = shares[rows, [token for _, token in pairs]]
-    if not adapter.is_causal(model):
+    if decode is not None and not adapter.is_causal(model):
         named = tuple(f"token {decode([t])!r} at {position}" for position, t in pairs)
         of_words = logits.shape[1] >= getattr(tokenizer, "vocab_size", math.inf)
         return Names(named, of_chosen if of_words else None)

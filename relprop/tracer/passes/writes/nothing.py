@@ -1,4 +1,5 @@
-"""Tensors without elements, as a cut of no position leaves them."""
+"""Tensors without elements, as a cut of no position leaves them (torchvision's video Swin where a
+window is as long as the clip)."""
 
 from __future__ import annotations
 
