@@ -301,17 +301,16 @@ def is_strict() -> bool:
 
 
 def warn(warning: RelpropWarning) -> None:
-    """Warn at the user's line: the first one outside this package and PyTorch's. Raises the warning
-    where warnings are errors."""
+    """Warn at the user's line: the first one outside this package, PyTorch's and Python's own.
+    Raises the warning where warnings are errors."""
     if _quiet.get():
         return
     if _strict.get():
         raise warning
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in (
-        "relprop",
-        "torch",
-        "captum",
+    passed = {"relprop", "torch", "captum", *sys.stdlib_module_names}
+    while (
+        frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in passed
     ):
         frame, level = frame.f_back, level + 1
     warnings.warn(warning, stacklevel=level)

@@ -171,8 +171,9 @@ def test_many_terms_that_cancel_are_refused():
 def test_many_terms_at_once_are_said_where_rules_normalise():
     model, ids = build(Recipe(ids=True)), sample(Recipe(ids=True))
     model.head = randomise(torch.nn.Linear(8, 80)).double()
-    with pytest.warns(JointStartWarning, match="combines 70 outputs, which start at once"):
+    with pytest.warns(JointStartWarning, match="combines 70 outputs, which start at once") as said:
         relprop.explain(model, ids, lambda y: y[0, :70].mean())
+    assert {w.filename for w in said} == {__file__}
     for method in ("epsilon_lrp", "gradient_x_input"):  # the same as one by one; without a start
         relprop.explain(model, ids, lambda y: y[0, :70].mean(), method=method)
 
