@@ -26,17 +26,16 @@ def attention_received(at: AttentionStudy, values: SiteValues, layer: LayerValue
     same = len(keyed) <= 1 and keyed == tokens_of(program, layer.node)
     if same and mean.shape[1] == layer.tokens:
         return mean[:, order_of_keys(at, values, layer)]
-    held = math.prod(keyed)
-    if held == mean.shape[1]:
+    held, kinds = mean.shape[1], "pairs of tokens"
+    if held == math.prod(keyed):
         moved = at.move(site.values, mean, _nearest_below(at, values, layer))
         if moved.shape[1] == layer.tokens:
             return moved
-        held = moved.shape[1]
+        held, kinds = moved.shape[1], "steps of a cache, pooled queries"
     warn(
         UnexplainedPartWarning(
-            f"the layer at {site.path!r} is passed over: its attention has {mean.shape[1]} keys "
-            f"over {held} tokens, and its output holds {layer.tokens}: they are not the same "
-            "tokens (steps of a cache, pooled queries, pairs of tokens)"
+            f"the layer at {site.path!r} is passed over: the attention that a token receives is "
+            f"taken from {held} tokens there, and its output holds {layer.tokens} ({kinds})"
         )
     )
     return None

@@ -39,11 +39,6 @@ METHODS_LEFT: tuple[tuple[str, str, str], ...] = (
         "transformer_attribution lrp",
         "the moving average is a sum of positions here and a product there",
     ),
-    (
-        "x_talking_heads",
-        "attcat",
-        "the twin's relevance overflows",
-    ),
     *(
         (
             name,
