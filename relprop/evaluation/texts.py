@@ -39,6 +39,9 @@ def text_of(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Token ids, their scores, and which of them are content, each (batch, tokens), the last two on
     the CPU. Raises ``InputError``."""
+    if not hasattr(inputs, "items"):
+        fact = f"inputs is {type(inputs).__name__}: a text's tensors by name are needed"
+        raise InputError(fact, then=["{'input_ids': ids, 'attention_mask': mask}"])
     if other := [name for name, value in inputs.items() if not isinstance(value, Tensor)]:
         fact = f"inputs: {', '.join(map(repr, other))} is no tensor"
         raise InputError(fact, then=['tokenizer(..., padding=True, return_tensors="pt")'])

@@ -420,7 +420,9 @@ def test_attcat_passes_over_attention_to_pairs_of_tokens():
     config = hf.NystromformerConfig(num_hidden_layers=1, num_labels=3, **sizes, **lengths)
     model = hf.NystromformerForSequenceClassification(config).double().eval()
     ids = torch.arange(5, 21)[None]
-    with pytest.warns(UnexplainedPartWarning, match=r"taken from 4 tokens there, .*\(pairs of tokens\)"):
+    with pytest.warns(
+        UnexplainedPartWarning, match=r"taken from 4 tokens there, .*\(pairs of tokens\)"
+    ):
         e = relprop.explain(model, ids, 1, method="attcat", keep="blocks")
     alone = e.blocks[-1].attention.mean((1, 2))
     layers = relprop.explain(model, ids, 1, method="cat", keep="layers").layers
