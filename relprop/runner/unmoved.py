@@ -33,6 +33,8 @@ from relprop.tracer.run import execute
 NOISE, MOST = 1e3, 1e-2
 #: Rounding is so much less in float64 than in float32, at least, or so many units of ε.
 FINER, DIGITS = 1e-3, 64
+#: So much less than a slope that was found to be none is looked at again for being rounding.
+FAR = 1e-2
 #: How many steps are tried.
 STEPS = 8
 OTHERS = (
@@ -118,14 +120,19 @@ def refuse_flat(
         return
     totals = [(v * g).abs().flatten(1).sum(1).to(here.device) for v, g in held]
     total = torch.stack(totals).amax(0)
-    near = (total > 0) & _is_noise(here + total, here)
+    key = "least slope that is no rounding", frozenset(gradients)
+    known: dict[str, float] = session.program.memo.once(key, dict)
+    near = (total > 0) & _is_noise(here + total, here) & (total < FAR * known.get("", torch.inf))
     if not bool(near.any()):
         return
     values = run.values(session, set(session.program.leaves.values()))
     given = {n: v.detach() for n, v in values.items()}
     try:
-        near &= Moving(session.program, session.model, run.inputs, given, again).flat()
-    except RelpropError:  # the model cannot be run in another type
+        flat = Moving(session.program, session.model, run.inputs, given, again).flat()
+        least = min(total[near & ~flat].tolist(), default=torch.inf)
+        known[""] = min(least, known.get("", torch.inf))
+        near &= flat
+    except (RelpropError, RuntimeError, TypeError):  # the model does not run in another type
         return
     if bool(near.any()):
         first = int(near.nonzero()[0])

@@ -147,14 +147,21 @@ def elements(
     of a language model is at its last position."""
     lone = any(len(index) == 1 for index in given)
     last = _next_positions(output, context, samples) if lone else None
-    mask = getattr(tokenizer_of(context.processor), "mask_token_id", None)
-    if last is None and mask is not None and len(output.size) == 2 and _are_pieces(given):
+    words = _tokenizer(context, output.size[-1]) if len(output.size) == 2 else None
+    mask = getattr(words, "mask_token_id", None)
+    if last is None and mask is not None and _are_pieces(given):
         last = masked_positions(mask, target.written(), context, samples)
     full = [
         index if last is None or len(index) != 1 else (last[i], *index)
         for i, index in enumerate(given)
     ]
     return [_checked(index, target, output, context) for index in full]
+
+
+def _tokenizer(context: Context, count: int) -> Any:
+    """The call's tokenizer, if so many classes may be the pieces of its vocabulary."""
+    found: Any = tokenizer_of(context.processor)
+    return found if count >= getattr(found, "vocab_size", math.inf) else None
 
 
 def _are_pieces(given: Sequence[Index]) -> bool:
@@ -190,11 +197,9 @@ def label_index(label: str, count: int, context: Context) -> int:
     or one more that means "nothing"."""
     known = context.adapter.labels(context.model)
     index = context.adapter.label_index(context.model, label)
-    tokenizer: Any = tokenizer_of(context.processor)
-    pieces = len(known) + 2 if known else getattr(tokenizer, "vocab_size", math.inf)
     token = f"processor=tokenizer, or relprop.targets.token({label!r}, tokenizer)"
-    then = [f"for a token of a vocabulary {token}"] if known and count >= pieces else []
-    if index is None and tokenizer is not None and count >= pieces:
+    then = [f"for a token of a vocabulary {token}"] if known and count > len(known) + 1 else []
+    if index is None and (tokenizer := _tokenizer(context, count)) is not None:
         return id_of(label, tokenizer)
     if index is None:
         fact = f"it has {', '.join(known[:20])}" if known else "it has no labels: give an index"

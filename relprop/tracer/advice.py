@@ -21,32 +21,44 @@ def made_of(thing: Any, *, read: bool = False) -> list[str]:
         return ["inputs = inputs.decode()   # of a text"]
     if hasattr(thing[0] if isinstance(thing, (list, tuple)) and thing else thing, "convert"):
         return ["processor= reads pictures: relprop.explain(model, picture, processor=...)"]
-    if hasattr(thing, "columns"):
-        column = next((n for n in thing.columns if isinstance(thing[n].iloc[0], str)), None)
-        return [f"inputs = inputs[{column!r}].tolist()   # of a table's column"]
+    if hasattr(thing, "iloc") and hasattr(thing, "columns"):
+        return _of_table(thing, read)
     if hasattr(thing, "keys") and not hasattr(thing, "tolist"):
         return _of_named({name: thing[name] for name in list(thing.keys())}, reader, read)
     if isinstance(thing, (list, tuple)) and thing and isinstance(thing[0], np.ndarray) and not read:
         return ["inputs = [torch.as_tensor(one) for one in inputs]   # or processor=, of pictures"]
     held = _held(thing)
-    leaf = held.flat[0] if held.size else None
+    missing = [i for i, one in enumerate(held.flat) if one is None] if held.dtype == object else []
+    if held.ndim and missing:
+        return [f"inputs[{missing[0]}] is None: leave it out"]
+    return _of_list(held, held.flat[0] if held.size else None, reader, read)
+
+
+def _of_list(held: Any, leaf: Any, reader: str, read: bool) -> list[str]:
+    """A chat's messages, texts, ids or numbers, the first of which is ``leaf``."""
     turn = leaf[0] if isinstance(leaf, list) and leaf else leaf
     if isinstance(turn, dict) and "role" in turn:
         options = "padding=True, " * (held.ndim > 1 or leaf is not turn)
         options += "add_generation_prompt=True, return_dict=True, return_tensors='pt'"
         return [f"inputs = {reader}.apply_chat_template(inputs, {options})"]
-    if held.ndim and any(one is None for one in held.flat):
-        place = next(i for i, one in enumerate(held.flat) if one is None)
-        return [f"inputs[{place}] is None: leave it out"]
     if isinstance(leaf, str):
         if held.ndim > 1:
             return [f"inputs = {reader}(inputs, is_split_into_words=True, return_tensors='pt')"]
         if not read:
             return ["processor=tokenizer reads texts: relprop.explain(model, text, processor=...)"]
-        return ["inputs = inputs.item()" if _is_one(thing) else "inputs = list(inputs)"]
+        return ["inputs = list(inputs)" if held.ndim else "inputs = inputs.item()"]
     if isinstance(leaf, list) and all(isinstance(n, int) for n in leaf):
         return [f"inputs = {reader}.pad({{'input_ids': inputs}}, return_tensors='pt')   # {IDS}"]
     return _of_numbers(held, leaf, read) if held.ndim and _are_numbers([leaf]) else []
+
+
+def _of_table(table: Any, read: bool) -> list[str]:
+    """A table's column of texts, or its numbers where nothing is to ``read`` them."""
+    texts = [n for n in table.columns if len(table) and isinstance(table[n].iloc[0], str)]
+    if texts:
+        return [f"inputs = inputs[{texts[0]!r}].tolist()   # of a table's column"]
+    numbers = "inputs = torch.as_tensor(inputs.to_numpy(), dtype=torch.float32)"
+    return [numbers] if len(table) and not read else []
 
 
 def _of_numbers(held: Any, leaf: Any, read: bool) -> list[str]:
@@ -84,7 +96,8 @@ def _of_named(named: dict[str, Any], reader: str, read: bool) -> list[str]:
     for name, value in named.items():
         first = value[0] if isinstance(value, (list, tuple)) and value else value
         ready = isinstance(first, str) or isinstance(value, np.ndarray)
-        for line in made_of(value, read=read) if not ready else []:
+        lines = [] if ready else made_of(value, read=read)
+        for line in (one for one in lines if one.startswith("inputs = ")):
             made = line.removeprefix("inputs = ").replace("inputs", f"inputs[{name!r}]")
             whole = "apply_chat_template" in line
             return [f"inputs = {made if whole else f'{{**inputs, {name!r}: {made}}}'}"]
@@ -92,17 +105,15 @@ def _of_named(named: dict[str, Any], reader: str, read: bool) -> list[str]:
 
 
 def _held(thing: Any) -> Any:
-    """What a thing holds, one by one, in as many axes as it is even in."""
+    """What a thing holds, one by one, in as many axes as it is even in. Arrays and pictures in a
+    list stay whole."""
+    if hasattr(thing, "dtype"):
+        return np.asarray(thing)
     things = list(thing) if isinstance(thing, (set, frozenset)) else thing
-    try:
-        return np.asarray(things, dtype=object)
-    except ValueError:
-        return np.asarray([None])
+    if isinstance(things, (list, tuple)) and things and hasattr(things[0], "__array__"):
+        return np.fromiter(things, dtype=object)
+    return np.asarray(things if isinstance(things, (list, tuple)) else [], dtype=object)
 
 
 def _are_numbers(leaves: list[Any]) -> bool:
     return all(isinstance(n, (int, float, np.number)) and not isinstance(n, bool) for n in leaves)
-
-
-def _is_one(thing: Any) -> bool:
-    return getattr(thing, "ndim", 1) == 0

@@ -309,6 +309,8 @@ table(
     array_of_one=no(np.array(T), "does not read", T),
     named_Series=no({"text": pd.Series(U)}, "list(inputs['text'])", U),
     Index=no(pd.Index(U), "list(inputs)", U),
+    table_without_texts=no(pd.DataFrame({"a": [1.0]}), "does not read"),
+    empty_table=no(pd.DataFrame({"text": []}), "does not read"),
     ids_of_one=no(IDS[0], "[None]   # of ids", T),
     ids=no(IDS, "of ids", T),
     ids_in_an_array=no(np.array(IDS), "of ids", T),

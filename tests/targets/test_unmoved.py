@@ -8,6 +8,7 @@ from torch import nn
 
 import relprop
 from relprop.errors import TargetError
+from relprop.runner.unmoved import Moving
 from tests.common.models import randomise
 
 pytestmark = pytest.mark.filterwarnings("ignore::relprop.errors.RelpropWarning")
@@ -129,3 +130,11 @@ def test_equal_texts_among_pairs_are_refused_where_a_gradient_is_read(dtype):
         assert one["input_0"].scores.any()
     for method in ("attnlrp", "leave_one_out", "rollout"):
         assert relprop.explain(model, pairs, 0, method=method)["input_0"].scores[1].any()
+
+
+def test_a_small_gradient_is_looked_at_closely_once(monkeypatch):
+    looks, flat = [], Moving.flat
+    monkeypatch.setattr(Moving, "flat", lambda self: looks.append(1) or flat(self))
+    model = reader(HONEST["tiny"], torch.float32)
+    for _ in range(3):
+        assert relprop.explain(model, IDS, 0, method="gae").scores.any() and len(looks) == 1
