@@ -237,7 +237,7 @@ class Explainer:
             lambda label: knows.adapter.label_index(knows.model, label),
             lambda given, sample: knows.element(given, sample, inputs),
         )
-        index = head.indices(target, asked)
+        index = head.indices(target, asked).to(inputs.tensors[0].device)
         return index[:, 0] if len(head.axes) == 1 else index
 
     def _explanation(

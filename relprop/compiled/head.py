@@ -154,7 +154,7 @@ ONE_ELEMENT = (
 def start_at(node: fx.Node, value: Tensor, index: Tensor, *, leading: bool) -> tuple[Start, Tensor]:
     """The start at one element per sample of an output's ``value``, batch first (``leading``: then
     a 1), that ``index`` (batch, axes) names; and the index with the predictions in it."""
-    whole = value[:, 0] if leading else value
+    whole, index = value[:, 0] if leading else value, index.to(value.device)
     size = whole.shape[1:] or (1,)
     last = size[-1]
     before = torch.zeros_like(index[:, 0])

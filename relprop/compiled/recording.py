@@ -65,7 +65,8 @@ class Recording:
     def given(self, batch: int) -> list[Tensor]:
         """Inputs of ``batch`` samples, repeated from those that there are."""
         content = [one["content"] for one in self.described.values()]
-        index = torch.zeros(self.inputs.batch, len(self.head.axes), dtype=torch.long)
+        size, where = (self.inputs.batch, len(self.head.axes)), self.inputs.tensors[0].device
+        index = torch.zeros(size, dtype=torch.long, device=where)
         repeated = [
             self._repeated(t, batch) if b else t
             for t, b in zip(self.inputs.tensors, self.inputs.batched, strict=True)

@@ -28,6 +28,7 @@ from relprop.evaluation.measures import (
 )
 from relprop.evaluation.perturbation import (
     ImagePerturbation,
+    InputPerturbation,
     PerturbationCurve,
     TextPerturbation,
     joined,
@@ -59,6 +60,7 @@ __all__ = [
     "ImagePerturbation",
     "ImageTask",
     "Infidelity",
+    "InputPerturbation",
     "Interval",
     "KendallConfidence",
     "LOdds",

@@ -178,12 +178,13 @@ def answering(model: Any) -> Iterator[None]:
 
 
 def logits_of(model: Any, *inputs: Any, **named: Any) -> Tensor:
-    """(batch, classes) in float32 or wider, on the CPU: what the model returns, or its ``logits``.
-    Raises ``InputError``."""
+    """(batch, classes) in float32 or wider, on the CPU: what the model returns, its ``logits``, or
+    the only such tensor by name. Raises ``InputError``."""
     found = model(*inputs, **named)
-    if isinstance(found, Mapping):
-        found = found.get("logits")
     found = getattr(found, "logits", found)
+    if isinstance(found, Mapping):
+        every = [v for v in found.values() if isinstance(v, Tensor) and v.dim() == 2]
+        found = found.get("logits", every[0] if len(every) == 1 else None)
     if not isinstance(found, Tensor) or found.dim() != 2:
         tensor = isinstance(found, Tensor)
         what = f"shape {list(found.shape)}" if tensor else "no tensor and no .logits"

@@ -1,5 +1,5 @@
 """Perturbation: how fast accuracy falls when what the map calls important (or unimportant) is
-removed, of images and of texts."""
+removed, of images, of texts, and of any other floating-point input."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from relprop.door import guarded
-from relprop.errors import InputError, OptionError, OtherClassWarning, warn
+from relprop.errors import InputError, OptionError, OtherClassWarning, message, warn
 from relprop.evaluation.base import (
     answering,
     chosen,
@@ -24,6 +24,7 @@ from relprop.evaluation.base import (
     rankings,
     without,
 )
+from relprop.evaluation.positions import map_of
 from relprop.evaluation.texts import text_of
 from relprop.explanation import Explanation
 
@@ -188,7 +189,7 @@ class ImagePerturbation(_Perturbation):
         maps: Explanation | Tensor,
         labels: Any,
         *,
-        normalize: Callable[[Tensor], Tensor],
+        normalize: Callable[[Tensor], Tensor] | None = None,
         others: Sequence[Sequence[int]] = (),
         batch_size: int = 64,
     ) -> PerturbationCurve:
@@ -203,20 +204,93 @@ class ImagePerturbation(_Perturbation):
         ``InputError``.
         """
         heat = _heat(images, maps)
-        truth, order = labels_for(labels, len(images)), self._ranked(heat.flatten(1))
-        device, dtype = place_of(model, images)
-
-        place = torch.empty_like(order).scatter_(
-            1, order, torch.arange(order.shape[1]).expand_as(order)
-        )
+        if normalize is None:
+            fact = "normalize= is missing: pixels go to black before the model's normalisation"
+            lines = ("normalize=lambda images: (images - mean) / std   # your model's own numbers",)
+            plain = "normalize=lambda images: images   # if the model takes pictures in [0, 1]"
+            raise OptionError(message(fact, then=[*lines, plain]))
+        place = _places(self._ranked(heat.flatten(1)))
+        ready, left = normalize, _Left(model, images, heat[:, None], place, torch.zeros(()))
 
         def seen(at: Tensor, removed: Tensor) -> Tensor:
-            gone = place[at] < order.shape[1] * removed[:, None] // STEPS
-            pixels = images[at.to(images.device)].detach().to(device, dtype).flatten(2)
-            left = pixels.masked_fill(gone[:, None].to(device), 0)
-            return logits_of(model, normalize(left.view(-1, *images.shape[1:])))
+            return logits_of(model, ready(left(at, removed)))
 
+        truth = labels_for(labels, len(images))
         return self._measured(model, maps, truth, batch_size, seen, heat.flatten(1), others)
+
+
+def _places(order: Tensor) -> Tensor:
+    """The place of each position in the order of removal."""
+    count = torch.arange(order.shape[1]).expand_as(order)
+    return torch.empty_like(order).scatter_(1, order, count)
+
+
+class _Left:
+    """What is left of inputs, on the model's device, when the first tenths of their positions, in
+    the order of their ``place``, have gone to ``fill``."""
+
+    def __init__(
+        self, model: Any, inputs: Tensor, like: Tensor, place: Tensor, fill: Tensor
+    ) -> None:
+        self.inputs, self.like, self.place = inputs, like.shape[1:], place
+        (self.device, self.dtype), self.fill = place_of(model, inputs), fill
+
+    def __call__(self, at: Tensor, removed: Tensor) -> Tensor:
+        gone = self.place[at] < self.place.shape[1] * removed[:, None] // STEPS
+        given = self.inputs[at.to(self.inputs.device)].detach().to(self.device, self.dtype)
+        gone = gone.view(-1, *self.like).to(self.device)
+        return torch.where(gone, self.fill.to(given), given)
+
+
+@guarded
+@dataclass(frozen=True)
+class InputPerturbation(_Perturbation):
+    """Perturbation AUC of any floating-point input: series, recordings, tables, embeddings.
+
+    As for images, with positions in place of pixels; all channels of a position go together, to
+    ``removal``: a number, or one for each channel or feature (what broadcasts to a sample). 0 is
+    the mean of inputs that were standardised.
+    """
+
+    removal: float | Tensor = 0.0
+
+    of: ClassVar[str] = "inputs"
+    deviations: ClassVar[tuple[str, ...]] = (
+        "The paper perturbs images only; the order, the shares and the area are those of images.",
+        "The score of a token is spread evenly over the positions it was made from.",
+        "Of equal scores the earlier position is removed first.",
+    )
+
+    def __call__(
+        self,
+        model: Any,
+        inputs: Tensor,
+        maps: Explanation | Tensor,
+        labels: Any,
+        *,
+        others: Sequence[Sequence[int]] = (),
+        batch_size: int = 64,
+    ) -> PerturbationCurve:
+        """The curve of a batch.
+
+        ``inputs`` (batch, ...), floating point, as the model takes them. ``maps``: an explanation,
+        or a tensor of the inputs' shape, with 1 along the axes whose numbers go together: (batch,
+        time, 1). The rest as for images. Raises ``InputError``.
+        """
+        heat, fill = map_of(inputs, maps).cpu(), torch.as_tensor(self.removal)
+        try:
+            torch.broadcast_to(fill, inputs.shape[1:])
+        except RuntimeError:
+            fact = f"removal has the shape {list(fill.shape)}, a sample {list(inputs.shape[1:])}"
+            raise OptionError(f"{fact}: a number, or what broadcasts to a sample") from None
+        flat = heat.flatten(1)
+        left = _Left(model, inputs, heat, _places(self._ranked(flat)), fill)
+
+        def seen(at: Tensor, removed: Tensor) -> Tensor:
+            return logits_of(model, left(at, removed))
+
+        truth = labels_for(labels, len(inputs))
+        return self._measured(model, maps, truth, batch_size, seen, flat, others)
 
 
 def _heat(images: Tensor, maps: Explanation | Tensor) -> Tensor:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from relprop.door import guarded
-from relprop.errors import InputError, OptionError
-from relprop.evaluation.base import finite, labels_for, logits_of
+from relprop.errors import OptionError
+from relprop.evaluation.base import finite, labels_for, logits_of, place_of
+from relprop.evaluation.positions import check_floating, map_of
 from relprop.explanation import Explanation
 
 
@@ -62,8 +63,8 @@ class Infidelity(_Perturbed):
     name: ClassVar[str] = "infidelity"
     source: ClassVar[str] = "Yeh et al., NeurIPS 2019, Def. 2.1; captum.metrics.infidelity"
     deviations: ClassVar[tuple[str, ...]] = (
-        "The map of an explanation is its heat map over the pixels, the same in every "
-        "channel, each a share 1/C of it.",
+        "The map of an explanation is its heat map over the pixels, or each token's score spread "
+        "over the positions it was made from; the same in every channel, each a share 1/C of it.",
         "Every sample sees the same noise, drawn from the seed.",
     )
 
@@ -72,7 +73,9 @@ class Infidelity(_Perturbed):
     ) -> Tensor:
         """(batch,), float64. ``inputs`` as the model takes them, floating point; ``maps`` of their
         shape, (batch, H, W), or an explanation; ``target`` (batch,) classes."""
-        values, classes = _pixels(inputs, maps), labels_for(target, len(inputs))
+        even = map_of(inputs, maps)
+        values = even.expand(inputs.shape) * (even[0].numel() / inputs[0].numel())
+        classes, (device, _) = labels_for(target, len(inputs)), place_of(model, inputs)
         noise = self._noise(lambda *a, **k: self.radius * torch.randn(*a, **k))
 
         def perturbed(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,7 +83,12 @@ class Infidelity(_Perturbed):
             return drawn, rows - drawn
 
         def chosen(rows: Tensor, of: Tensor) -> Tensor:
-            return logits_of(model, rows).double().gather(1, of[:, None])[:, 0].to(rows.device)
+            return (
+                logits_of(model, rows.to(device))
+                .double()
+                .gather(1, of[:, None])[:, 0]
+                .to(rows.device)
+            )
 
         with torch.no_grad():
             found: Tensor = _captum("infidelity")(
@@ -113,7 +121,7 @@ class MaxSensitivity(_Perturbed):
     ) -> Tensor:
         """(batch,), float64. ``explain``: a function of inputs and their classes (n,) that gives
         their maps, an ``Explanation`` or a tensor (n, ...)."""
-        _check_floating(inputs)
+        check_floating(inputs)
         classes, uniform = labels_for(target, len(inputs)), self._noise(torch.rand)
 
         def moved(rows: Tensor, radius: float) -> tuple[Tensor]:
@@ -132,26 +140,6 @@ class MaxSensitivity(_Perturbed):
             n_perturb_samples=self.samples,
         )
         return found.double().cpu()
-
-
-def _check_floating(inputs: Tensor) -> None:
-    if not inputs.is_floating_point():
-        fact = f"inputs: {inputs.dtype}; noise is added to them, so floating point is needed"
-        raise InputError(f"{fact} (of a text: its embeddings)")
-
-
-def _pixels(inputs: Tensor, maps: Explanation | Tensor) -> Tensor:
-    """The map as numbers of the inputs' shape."""
-    _check_floating(inputs)
-    size = tuple(inputs.shape[2:])
-    values = maps.heatmap(size) if isinstance(maps, Explanation) else maps.detach()
-    if values.shape == inputs.shape:
-        return values.double().to(inputs.device)
-    if values.shape != (len(inputs), *inputs.shape[2:]):
-        given = f"maps are {list(values.shape)}, inputs {list(inputs.shape)}"
-        fact = f"{given}: a map of the inputs' shape, or of their height and width, is needed"
-        raise InputError(fact)
-    return (values[:, None].double() / inputs.shape[1]).expand(inputs.shape).to(inputs.device)
 
 
 def _captum(name: str) -> Any:

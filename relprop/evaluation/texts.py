@@ -41,7 +41,8 @@ def text_of(
     the CPU. Raises ``InputError``."""
     if not hasattr(inputs, "items"):
         fact = f"inputs is {type(inputs).__name__}: a text's tensors by name are needed"
-        raise InputError(fact, then=["{'input_ids': ids, 'attention_mask': mask}"])
+        series = "InputPerturbation   # of pictures, series, tables, embeddings"
+        raise InputError(fact, then=["{'input_ids': ids, 'attention_mask': mask}", series])
     if other := [name for name, value in inputs.items() if not isinstance(value, Tensor)]:
         fact = f"inputs: {', '.join(map(repr, other))} is no tensor"
         raise InputError(fact, then=['tokenizer(..., padding=True, return_tensors="pt")'])

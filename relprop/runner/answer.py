@@ -111,14 +111,15 @@ class Made(NamedTuple):
 def explained(
     numbers: Numbers, described: Described, start: Start, names: Names, made: Made
 ) -> Explanation:
-    """The numbers beside what the tokens are."""
+    """The numbers beside what the tokens are; which of them are content is said where the scores
+    are."""
     streams = {
         name: TokenScores(
             name,
             scores,
             scores + identity,
             identity,
-            **described[name],
+            **{**described[name], "content": described[name]["content"].to(scores.device)},
             matrix=numbers.matrix,
             input=numbers.inputs.get(name),
             layers=numbers.layers.get(name),

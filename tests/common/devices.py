@@ -2,6 +2,7 @@
 memory, and refuse to be used together with a tensor that is elsewhere."""
 
 import contextlib
+import dataclasses
 
 import torch
 from torch import nn
@@ -9,9 +10,24 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from relprop.tracer.facts import facts_of, know, place
+
 aten = torch.ops.aten
 #: What may be given tensors on several devices: copies, and an index that lies in memory.
-MOVES = (aten._to_copy.default, aten.copy_.default, aten.index.Tensor)
+MOVES = (
+    aten._to_copy.default,
+    aten.copy_.default,
+    aten.index.Tensor,
+    aten.index_put_.default,
+)
+#: What is asked of the numbers in memory.
+READS = (
+    torch.Tensor.tolist,
+    torch.Tensor.numpy,
+    torch.Tensor.__array__,
+    torch.Tensor.untyped_storage,
+)
+INDEXED = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 ONE, TWO = torch.device("lazy:0"), torch.device("lazy:1")
 
 
@@ -82,10 +98,11 @@ class Written(TorchFunctionMode):
         wanted = kwargs.get("device")
         if func is torch.tensor and wanted is not None and torch.device(wanted).type == ONE.type:
             return put(func(*args, **{**kwargs, "device": "cpu"}), wanted)
-        if func is torch.Tensor.__getitem__ and isinstance(args[1], tuple):
-            index = [torch.tensor(i) if isinstance(i, list) else i for i in args[1]]
-            args = args[0], tuple(index)
-        if func in (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__):
+        if func in INDEXED:
+            given = args[1] if isinstance(args[1], tuple) else (args[1],)
+            index = tuple(torch.tensor(i) if isinstance(i, list) else i for i in given)
+            args = args[0], index, *args[2:]
+        if func in READS:
             return func(*_inner(args), **kwargs)
         return func(*args, **kwargs)
 
@@ -111,3 +128,11 @@ def put_module(module, device):
                     placed = put(held, device)
                     own = nn.Parameter(placed, False) if isinstance(held, nn.Parameter) else placed
                     table[name] = own
+
+
+def placed(program, where):
+    """A program whose calls are placed; ``where``: the device of a node."""
+    for node in program.graph.nodes:
+        here = dataclasses.replace(place(node), device=where(node))
+        know(node, dataclasses.replace(facts_of(node), place=here))
+    return dataclasses.replace(program)

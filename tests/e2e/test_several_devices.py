@@ -2,7 +2,6 @@
 the graph (gradients, rules, the roll-up, methods) goes there, too. There need be no such device."""
 
 import copy
-import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -14,11 +13,11 @@ import relprop
 from relprop.runner import session
 from relprop.tracer import bind, trace_program
 from relprop.tracer.capture import _export
-from relprop.tracer.facts import facts_of, know, place
+from relprop.tracer.facts import place
 from relprop.tracer.flat import Flat
 from relprop.tracer.offloaded import devices_of, in_outline
 from relprop.tracer.passes import canonicalise
-from tests.common.devices import ONE, TWO, Placed, devices, put, put_module
+from tests.common.devices import ONE, TWO, Placed, devices, placed, put, put_module
 from tests.common.models import Block, Recipe, randomise
 from tests.methods.test_chunks import in_chunks, lively_case
 
@@ -56,11 +55,11 @@ def spread(model, inputs, monkeypatch):
         put_module(far.get_submodule(path), TWO)
     put_module(far, ONE)
     far._hf_hook = SimpleNamespace(execution_device=ONE)
-    for node in program.graph.nodes:
-        on = TWO if any(c.split("@")[0] in there for c, _ in place(node).modules) else ONE
-        placed = dataclasses.replace(place(node), device=on)
-        know(node, dataclasses.replace(facts_of(node), place=placed))
-    program = dataclasses.replace(program)
+
+    def where(node):
+        return TWO if any(c.split("@")[0] in there for c, _ in place(node).modules) else ONE
+
+    program = placed(program, where)
     monkeypatch.setattr(session, "trace_program", lambda *_: program)
     return far
 

@@ -11,7 +11,14 @@ from torch import nn
 
 import relprop
 from relprop.errors import InputError, OptionError, RelpropWarning
-from relprop.evaluation import ImagePerturbation, Metric, TextPerturbation, joined
+from relprop.evaluation import (
+    ImagePerturbation,
+    Infidelity,
+    InputPerturbation,
+    Metric,
+    TextPerturbation,
+    joined,
+)
 from tests.common import goldens
 
 EXACT = 1e-9
@@ -334,3 +341,69 @@ def test_refused_removals():
         TextPerturbation(removal="zero")
     with pytest.raises(InputError, match="needs an attention_mask"):
         TextPerturbation()(Bag(), {"input_ids": IDS}, SCORES, [0, 1], content=CONTENT)
+
+
+class Series(nn.Module):
+    """Patches of a series, (batch, channels, time), and attention over them."""
+
+    def __init__(self):
+        super().__init__()
+        self.cut, self.head = nn.Conv1d(2, 8, 4, 4), nn.Linear(8, 3)
+        self.mix = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x):
+        tokens = self.cut(x).mT
+        return {"prediction": self.head(tokens + self.mix(tokens, tokens, tokens)[0]).mean(1)}
+
+
+class TestOtherInputs:
+    def test_positions_go_in_order_by_hand(self):
+        """The first class wins while the sum of what is left is positive."""
+        rows = torch.tensor([[5.0, -3.0, 1.0, -1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
+        curve = InputPerturbation()(
+            lambda x: torch.stack([x.sum(1), 0 * x.sum(1)], 1), rows, rows, [0]
+        )
+        left = [3.0, -2.0, -3.0, -4.0, -4.0, -4.0, -4.0, -4.0, -4.0, -1.0]
+        assert curve.hits[0].tolist() == [float(s > 0) for s in left]
+
+    def test_channels_go_together_each_to_its_own_number(self):
+        seen, given = [], torch.arange(20.0).view(1, 2, 10)
+
+        def model(x):
+            seen.append(x.clone())
+            return x.flatten(1)[:, :2]
+
+        fill = torch.tensor([[-1.0], [-2.0]])
+        InputPerturbation(removal=fill)(model, given, given[:, 1:], [0], batch_size=10)
+        assert seen[0][3, :, 7:].tolist() == [[-1.0] * 3, [-2.0] * 3]
+        assert torch.equal(seen[0][3, :, :7], given[0, :, :7])
+
+    def test_an_explanation_of_a_series_is_spread_over_its_positions(self):
+        torch.manual_seed(0)
+        model, x = Series().eval(), torch.randn(2, 2, 40)
+        e = relprop.explain(model, x, [0, 1])
+        even = e.scores.repeat_interleave(4, 1)[:, None] / 4
+        curve = InputPerturbation(explained="target")(model, x, e, [0, 1])
+        assert torch.equal(
+            curve.hits, InputPerturbation(explained="target")(model, x, even, [0, 1]).hits
+        )
+        whole = Infidelity()(model, x, (even / 2).expand(x.shape), [0, 1])
+        torch.testing.assert_close(Infidelity()(model, x, e, [0, 1]), whole)
+
+    @pytest.mark.parametrize(
+        "inputs, maps, removal, says",
+        [
+            (torch.ones(1, 4, 4), torch.ones(1, 4), 0.0, "it fits 2 ways"),
+            (torch.ones(1, 3, 4), torch.ones(1, 5), 0.0, r"maps are \[1, 5\], inputs \[1, 3, 4\]"),
+            (torch.ones(1, 4).long(), torch.ones(1, 4), 0.0, "floating point is needed"),
+            ({"ids": torch.ones(1, 4)}, torch.ones(1, 4), 0.0, "AOPC"),
+            (torch.ones(1, 4), torch.ones(1, 4), torch.ones(3), r"removal has the shape \[3\]"),
+        ],
+    )
+    def test_refusals(self, inputs, maps, removal, says):
+        with pytest.raises((InputError, OptionError), match=says):
+            InputPerturbation(removal=removal)(lambda x: x, inputs, maps, [0])
+
+    def test_pictures_need_their_normalisation(self):
+        with pytest.raises(OptionError, match="lambda images: images"):
+            ImagePerturbation()(lambda x: x, torch.ones(1, 3, 2, 2), torch.ones(1, 2, 2), [0])
