@@ -36,8 +36,17 @@ def differences(now: Entry, then: Entry) -> Iterator[str]:
         most = max(worst, MORE * then.get("largest differences", {}).get(way, 0.0))
         if far > most:
             yield f"{way}: differs from the whole batch by {far:.1e}, at most {most:.1e}"
-    for key in ("output", "blocks", "books", "compiled"):
+    yield from _compiled(now.get("compiled"), then.get("compiled"), worst)
+    for key in ("output", "blocks", "books"):
         yield from _numbers(key, now.get(key), then.get(key), worst)
+
+
+def _compiled(now: Any, then: Any, most: float) -> Iterator[str]:
+    """How far a program is from the method is rounding; whether there is one is not."""
+    if type(now) is not type(then) or (isinstance(now, str) and now != then):
+        yield f"compiled: {now!r}, was {then!r}"
+    elif isinstance(now, float) and now > most:
+        yield f"compiled: differs from the method by {now:.1e}, at most {most:.1e}"
 
 
 def _words(key: str, now: Any, then: Any) -> Iterator[str]:

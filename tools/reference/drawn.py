@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
-#: By how much a weight is changed where rounding is tried: one unit in the last place of float64.
-ULP = 2.0**-52
+#: By how much a weight is changed where rounding is tried: one unit in the last place of float64,
+#: or of float32 where a model calculates some of its numbers in that.
+ULP, SINGLE = 2.0**-52, 2.0**-23
 
 
 def draw(model: nn.Module, seed: int) -> None:

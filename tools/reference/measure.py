@@ -18,9 +18,9 @@ from torch.utils._pytree import tree_map_only
 import relprop
 from relprop.errors import RelpropError, RelpropWarning, TargetError
 from relprop.tracer import passes, trace
-from relprop.tracer.facts import shape
+from relprop.tracer.facts import facts_of, is_floating, shape
 from relprop.tracer.program import Program
-from tools.reference.drawn import enlarge, round_otherwise
+from tools.reference.drawn import SINGLE, ULP, enlarge, round_otherwise
 from tools.reference.numbers import gap, kept, summed
 from tools.reference.sentences import sentence
 from tools.reference.subjects import Built, Subject
@@ -86,8 +86,17 @@ def _rest(
         kinds = {way: s for way, s in found.items() if way not in ("", *EQUAL)}
         entry["ways"] = {way: {k: summed(v) for k, v in s.items()} for way, s in kinds.items()}
     if rounding and not entry["model"]["decisions"]:
-        round_otherwise(built.model)
-        entry["moved"] = _moved(explained, built)
+        entry["moved"] = moved(built, explained)
+
+
+def moved(built: Built, explained: Explained) -> dict[str, float]:
+    """How far the numbers are from those of weights that are rounded otherwise."""
+    graph = relprop.trace(built.model, built.inputs).graph
+    calls = (n for n in graph.nodes if n.op == "call_function" and is_floating(n))
+    single = any(facts_of(n).value.dtype == torch.float32 for n in calls)
+    round_otherwise(built.model, SINGLE if single else ULP)
+    then, now = scores_of(explained), scores_of(together(built, explained))
+    return {k: gap(now[k], v) for k, v in then.items() if k in now}
 
 
 @contextmanager
@@ -268,9 +277,3 @@ def _block(block: Any) -> Entry:
 def _sum(part: Tensor) -> Entry:
     part = part.detach().double()
     return {"all": [float(part.abs().sum())], "sum": float(part.sum())}
-
-
-def _moved(explained: Explained, built: Built) -> Entry:
-    """How far the numbers are from those of the weights as they are now."""
-    then, now = scores_of(explained), scores_of(together(built, explained))
-    return {k: gap(now[k], v) for k, v in then.items() if k in now}
