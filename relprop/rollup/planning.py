@@ -24,6 +24,7 @@ from relprop.rules.notes import (
     Folded,
     LinearNote,
     ProductNote,
+    SiteNote,
 )
 from relprop.rules.presets import PAPER
 from relprop.rules.rollup import ROLLUP
@@ -176,8 +177,11 @@ class _Parts:
         needed = tuple(s is not None for s in shares)
         plain = all(s is None or s.is_plain for s in shares)
         beside = lies_beside(step.node, self.merges.axes)
-        rule = step.rule if plain else sharing(step.rule, shares, level, beside and sum(needed) > 1)
-        note = step.note
+        rule, note = step.rule, step.note
+        if isinstance(note, SiteNote):
+            note = replace(note, share=None if plain else next(s for s in shares if s is not None))
+        elif not plain:
+            rule = sharing(rule, shares, level, beside and sum(needed) > 1)
         lone = isinstance(note, LinearNote) and note.folded == 1
         if isinstance(note, FieldNote) and kind(step.node) in FIRST_ALONE and not lone:
             note = replace(note, there=self.merges.present.at(step.operands[0], ANY))

@@ -226,4 +226,5 @@ def of_values(
     if received is None:
         received = there.new_zeros(channels, *there.shape[1:])
     result = (*note.shape[:-2], *shape[-2:])
-    return unbroadcast(spread(received, there), result, shape, ())
+    field = unbroadcast(spread(received, there), result, shape, ())
+    return field if note.share is None else note.share(field)

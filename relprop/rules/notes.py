@@ -55,9 +55,11 @@ class FieldNote(Note):
 
 @dataclass(frozen=True)
 class SiteNote(FieldNote):
-    """An attention site; ``transposed``: its queries are columns."""
+    """An attention site; ``transposed``: its queries are columns. ``share``: what its values carry
+    of their field, where that is not the field as it is."""
 
     transposed: bool = False
+    share: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from relprop.runner.run import Run
 from relprop.runner.sweep import Gradients, Sweep
 from relprop.runner.values import not_asked, wide, with_leading_one
 from relprop.targets import Start
+from relprop.tracer.facts import is_batched
 from relprop.tracer.run import execute
 
 
@@ -83,9 +84,9 @@ class Study:
         return None if found is None else wide(found).to(self.home)
 
     def value(self, node: fx.Node) -> Tensor:
-        """A kept value, batch first."""
-        value: Tensor = detached(self.run.values(self.session, [node])[node])
-        return value.to(self.home)
+        """A kept value, batch first; what is the same for every sample once for each."""
+        value: Tensor = detached(self.run.values(self.session, [node])[node]).to(self.home)
+        return value if is_batched(node) else value.expand(self.run.inputs.batch, *value.shape)
 
     def output_at(self, leaves: Sequence[fx.Node], values: Iterable[Tensor]) -> Tensor:
         """y_t of every sample, (batch,), if ``values`` stood at ``leaves``; attached to autograd

@@ -19,6 +19,8 @@ from tests.parity.test_goldens import EXACT, INPUT_AND_TARGET, TOGETHER, TOLERAN
 from tests.rollup.hand import SAMPLES, Attention, Layer, agree, normal
 from tests.rollup.structures import TOKENS, WIDTH
 from tests.rollup.test_streams import CoAttention, EncoderDecoder, S, T, both, ids
+from tools.sweep.subjects import build as build_subject
+from tools.sweep.subjects import subjects
 
 OVER_ATTENTION = sorted(
     name for name, m in METHODS.items() if m.level == "attention" and name != "vit_cx"
@@ -325,6 +327,24 @@ def test_methods_without_scores_by_layer_say_so(method):
     model, x, *_ = plain()
     with pytest.raises(OptionError, match="has no scores by layer"):
         relprop.explain(model, x, 2, method=method, keep="layers")
+
+
+@pytest.mark.parametrize("site", [2, 11, 13])
+def test_a_site_alone_is_the_roll_up_with_all_other_maps_0(site, own_methods):
+    """Also where its values have other readers, whose field is in several parts (CoaT's)."""
+
+    def alone(at):
+        return {v.site.contraction: v.attention * (i == site) for i, v in enumerate(at.sites)}
+
+    register("alone", alone, class_specific=False)
+    found = next(s for s in subjects("timm") if s.name == "timm/coat/coat_mini")
+    case = build_subject(found, batch=1)
+    rolled, read = (
+        relprop.explain(case.model, case.inputs, case.target, verify=False, **options).scores
+        for options in ({"method": "alone"}, {"method": "raw_attention", "layers": [site]})
+    )
+    assert rolled.abs().max() > 0
+    torch.testing.assert_close(read, rolled)
 
 
 def test_a_matrix_is_for_methods_that_multiply():

@@ -389,6 +389,31 @@ def test_attention_norm_of_any_number_of_keys(count):
     assert list(e.streams) == ["memory"] and closeness(e.scores, by_hand.detach()) <= EXACT
 
 
+class Learned(Cross):
+    """A detector's decoder: the values of its first attention are learned, and only the queries and
+    keys of it come from the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = nn.Parameter(torch.randn(3, 8))
+
+    def forward(self, memory):
+        q = k = self.q(memory[:, :3]).unflatten(2, (2, 4)).transpose(1, 2)
+        v = self.held.unflatten(1, (2, 4)).transpose(0, 1)
+        y = ((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2)
+        return super().forward(self.held + self.out(y), memory)
+
+
+@pytest.mark.parametrize("method", ["attention_norm", "value_zeroing"])
+def test_values_that_no_input_reaches_carry_nothing(method):
+    torch.manual_seed(0)
+    model, memory = Learned().double().eval(), torch.randn(3, 5, 8, dtype=torch.float64)
+    e = relprop.explain(model, memory, 1, method=method, keep="blocks")
+    assert len(e.blocks) == 2
+    alone = relprop.explain(model, memory, 1, method=method, layers=[1])
+    assert e.scores.abs().max() > 0 and closeness(e.scores, alone.scores) <= EXACT
+
+
 class Talking(Cross):
     """Attention whose heads are mixed after their softmax, by weights of either sign."""
 
