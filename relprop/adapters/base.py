@@ -28,6 +28,7 @@ from relprop.adapters.texts import Text, decoded, recorded, with_turns, written
 from relprop.adapters.words import pieces_of, words_from_ids, words_from_record
 from relprop.errors import TargetError
 from relprop.tracer.binding import Inputs
+from relprop.tracer.modules import said
 from relprop.tracer.offloaded import home_of
 
 _clocks: dict[tuple[str, str], tuple[int, float] | None] = {}
@@ -82,13 +83,16 @@ class Adapter:
         return ()
 
     def probabilities(self, model: nn.Module, logits: Tensor) -> Tensor | None:
-        """The probabilities that the model's users read from ``logits`` (batch, classes); ``None``
-        if nothing says which function makes them."""
-        return None
+        """The probabilities that the model's users read from ``logits`` (batch, classes), by
+        ``config.problem_type``; ``None`` if nothing says which function makes them."""
+        if self.is_multi_label(model):
+            return logits.sigmoid()
+        return logits.softmax(1) if _problem(model) == "single_label_classification" else None
 
     def is_multi_label(self, model: nn.Module) -> bool:
-        """Whether several of the model's classes can be true of one sample."""
-        return False
+        """Whether several of the model's classes can be true of one sample: by
+        ``config.problem_type``, as transformers has it; any module may have one."""
+        return _problem(model) == "multi_label_classification"
 
     def is_causal(self, model: nn.Module) -> bool:
         """Whether the model predicts the next token, so that ``target=None`` means the last real
@@ -222,3 +226,7 @@ def _measured(extractor: Any, name: str) -> tuple[int, float] | None:
         return measured_clock(extract, rate)
     except (TypeError, ValueError, RuntimeError, KeyError):
         return None
+
+
+def _problem(model: nn.Module) -> Any:
+    return said(getattr(model, "config", None), "problem_type")

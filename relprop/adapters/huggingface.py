@@ -96,13 +96,9 @@ class HuggingFace(Adapter):
         once and for one logit, else a softmax."""
         regression = _of_config(model, "problem_type") == "regression"
         if regression or len(_names(model)) != logits.shape[1]:
-            return None
+            return super().probabilities(model, logits) if _is_around_one(model) else None
         apart = self.is_multi_label(model) or logits.shape[1] == 1
         return logits.sigmoid() if apart else logits.softmax(1)
-
-    def is_multi_label(self, model: nn.Module) -> bool:
-        """By ``config.problem_type``."""
-        return _of_config(model, "problem_type") == "multi_label_classification"
 
     def is_causal(self, model: nn.Module) -> bool:
         """A model that generates, by itself or by its decoder."""

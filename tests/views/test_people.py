@@ -4,6 +4,7 @@ probabilities as the model's config has them."""
 import contextlib
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pandas
 import pytest
@@ -107,6 +108,25 @@ def test_probabilities_follow_the_kind_of_problem():
     assert e.probability is None and e.labels == ("negative",)
     e, logits = explained(id2label={0: "quality"})
     assert torch.allclose(e.probability, logits.sigmoid()[:, 0], atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "kind, of",
+    [
+        ("single_label_classification", lambda y: y.softmax(1)),
+        ("multi_label_classification", torch.sigmoid),
+        ("regression", None),
+    ],
+)
+def test_any_module_may_say_what_kind_of_problem_it_solves(kind, of):
+    model = Heads(lambda y: y).eval()
+    model.config = SimpleNamespace(problem_type=kind)
+    e = relprop.explain(model, sample(), 1)
+    y = model(sample()).detach()
+    if of is None:
+        assert e.probability is None
+    else:
+        torch.testing.assert_close(e.probability.to(y), of(y)[:, 1])
 
 
 def test_what_the_model_says_instead_is_said(tmp_path):
