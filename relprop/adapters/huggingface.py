@@ -41,7 +41,9 @@ class HuggingFace(Adapter):
     def prepare(self, model: nn.Module, inputs: Any, processor: Any) -> Prepared:
         """Text, pictures or sound through the tokenizer or processor of the model; ready inputs as
         they are."""
-        if processor is None and not ready(inputs) and (kind := kind_of(inputs)):
+        things = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
+        kind = next((k for thing in things if (k := kind_of(thing))), "")
+        if processor is None and not ready(inputs) and kind:
             array = isinstance(inputs, np.ndarray) and inputs.ndim == 2 and inputs.dtype.kind == "i"
             fact = (
                 f"inputs is {'an array' if array else kind}, which the model does not read itself"

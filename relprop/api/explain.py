@@ -10,7 +10,7 @@ from torch import nn
 
 from relprop.door import guarded
 from relprop.explanation import Explanation
-from relprop.methods.options import MethodOptions
+from relprop.methods.options import CallOptions
 from relprop.opening import check_devices
 from relprop.opening.opening import open_model
 from relprop.rules import RuleSet
@@ -45,7 +45,7 @@ def explain(
     keep_pictures: bool = True,
     ledger: bool | None = None,
     strict: bool = False,
-    **method_options: Unpack[MethodOptions],
+    **method_options: Unpack[CallOptions],
 ) -> Explanation:
     """What ``model`` looked at in each sample of ``inputs``, for ``target``. The model is left
     exactly as it was.
@@ -87,7 +87,8 @@ def explain(
         processor: what reads ``inputs`` that are no tensors: a tokenizer for text, an image
             processor or transform for pictures, a feature extractor for sound, a processor of
             several with a dict of its arguments. With ready inputs, too, it tells words, special
-            tokens and seconds.
+            tokens and seconds. What it is told may stand in the call: ``truncation=True``,
+            ``max_length=``, ``do_rescale=``, ....
         trust_remote_code: for a model given by id or folder, run the code that comes with it.
         verify: run the model itself, once, on the whole batch, and refuse an explanation of
             anything else than what it returns; ``facts["compared"]`` says what came of it
@@ -160,7 +161,7 @@ def explain_many(
     keep_pictures: bool = True,
     ledger: bool | None = None,
     strict: bool = False,
-    **method_options: Unpack[MethodOptions],
+    **method_options: Unpack[CallOptions],
 ) -> list[Explanation]:
     """One explanation per target, from one forward pass; each equals ``explain`` for that target
     alone. Arguments as there."""

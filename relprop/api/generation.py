@@ -17,14 +17,14 @@ from relprop.api.continuation import Continuation, continued
 from relprop.door import guarded
 from relprop.errors import InputError, message
 from relprop.explanation import Explanation, Generation, TokenScores
-from relprop.methods.options import SeedlessOptions
+from relprop.methods.options import GenerationOptions
 from relprop.opening.opening import opened
 from relprop.progress import showing
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions, Memory
 from relprop.runner.memory import checked_memory
-from relprop.runner.question import Question, checked_keep
+from relprop.runner.question import Question, checked_keep, told_beside
 from relprop.targets.index import Nothing, Output
 
 
@@ -49,7 +49,7 @@ def explain_generation(
     memory: Memory = "auto",
     strict: bool = False,
     hops: int = 0,
-    **method_options: Unpack[SeedlessOptions],
+    **method_options: Unpack[GenerationOptions],
 ) -> Generation:
     """One explanation per generated token, over the prompt and the output before it. The model is
     left exactly as it was.
@@ -93,8 +93,9 @@ def explain_generation(
     >>> g.scores.shape, bool((g.scores[0, 0, 3:] == 0).all())
     (torch.Size([1, 2, 4]), True)
     """  # noqa: E501
-    model, prepared = opened(model, inputs, processor, trust_remote_code=trust_remote_code)
     question = Question(method, method_options, rules, checked_keep(keep))
+    inputs, (question,) = told_beside(inputs, [question])
+    model, prepared = opened(model, inputs, processor, trust_remote_code=trust_remote_code)
     how = Conditions(
         batch_size,
         None,

@@ -4,6 +4,7 @@ relevance is lost."""
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from relprop.commands.asked import Asked
@@ -11,7 +12,7 @@ from relprop.commands.explain import known_method
 from relprop.commands.one_input import read_input
 from relprop.commands.steps import Steps
 from relprop.commands.telling import tell, tell_json
-from relprop.errors import RelpropError
+from relprop.errors import AmbiguityWarning, RelpropError
 
 if TYPE_CHECKING:
     from relprop.api.check import Report
@@ -64,7 +65,9 @@ def _ledger_of_one(
     from relprop.api.explain import explain
 
     try:
-        return explain(subject.model, inputs, rules=rules, precision=precision).ledger, ""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AmbiguityWarning)  # whichever class it is
+            return explain(subject.model, inputs, rules=rules, precision=precision).ledger, ""
     except RelpropError as error:
         return None, str(error)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from relprop.errors import CaptureError, InputError, message
+from relprop.errors import AmbiguityWarning, CaptureError, InputError, message
 from relprop.explanation import Explanation
 from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions
@@ -35,7 +36,9 @@ class Comparison:
         """
         if self.built and structure(self.model) == self.built:
             return
-        own = ask(self.model, inputs, [target], [self.question], self.how)[0][0]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AmbiguityWarning)  # the program is for every class
+            own = ask(self.model, inputs, [target], [self.question], self.how)[0][0]
         assert own is not None
         if (fact := difference(flat, own)) and self.built:
             fact = f"the model is another than the one that was compiled: {fact}"

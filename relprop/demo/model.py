@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import nn
@@ -26,14 +24,12 @@ def digit_scene_model(*, pretrained: bool = True) -> nn.Module:
     Its input is a scene as ``make_scenes`` draws it: (batch, 1, 32, 32), pixels in [0, 1].
     """
     with torch.random.fork_rng([], enabled=pretrained):  # the first weights are drawn
-        model: Any = _of_timm() if find_spec("timm") else plain_model()
-    model.config = SimpleNamespace(problem_type="multi_label_classification")
+        model = _of_timm() if find_spec("timm") else plain_model()
     if pretrained:
         from safetensors.torch import load_file
 
         model.load_state_dict(load_file(WEIGHTS))
-    ready: nn.Module = model.eval()
-    return ready
+    return model.eval()
 
 
 def plain_model() -> PlainViT:

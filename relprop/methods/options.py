@@ -39,3 +39,25 @@ class MethodOptions(SeedlessOptions, total=False):
     """Options by name; ``relprop.methods.available()`` says which method takes which."""
 
     seed: int
+
+
+class ProcessorOptions(TypedDict, total=False):
+    """What a call hands on to the processor beside the inputs."""
+
+    add_special_tokens: bool
+    do_normalize: bool
+    do_rescale: bool
+    do_resize: bool
+    max_length: int
+    padding: bool | str
+    sampling_rate: int
+    size: object
+    truncation: bool | str
+
+
+class CallOptions(MethodOptions, ProcessorOptions, total=False):
+    """Those of ``explain``."""
+
+
+class GenerationOptions(SeedlessOptions, ProcessorOptions, total=False):
+    """Those of ``explain_generation``."""

@@ -3,15 +3,16 @@ options, its rules, and what the answer keeps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from torch import Tensor, fx
 
-from relprop.errors import OptionError, nearest
+from relprop.adapters.given import ready
+from relprop.errors import OptionError, message, nearest
 from relprop.rules import RuleSet
-from relprop.runner.method import METHODS, Method, Options, method_named
+from relprop.runner.method import METHODS, OF_PROCESSORS, Method, Options, method_named
 
 KEEP = frozenset({"blocks", "matrix", "input", "layers"})
 
@@ -90,3 +91,31 @@ def checked_keep(keep: str | Iterable[str]) -> frozenset[str]:
         then = [line for name in wrong for line in nearest(name, KEEP)]
         raise OptionError(f"keep={wrong}: there are {', '.join(sorted(KEEP))}", then=then)
     return frozenset(names)
+
+
+def told_beside(
+    inputs: object, questions: Sequence[Question]
+) -> tuple[object, tuple[Question, ...]]:
+    """What a processor is told (``truncation=True``) stands beside its inputs, and is no option of
+    a method. Raises ``OptionError`` where there is nothing left to be told."""
+    apart = [
+        {n for n in q.options if n in OF_PROCESSORS and n not in q.by.options()} for q in questions
+    ]
+    told = {n: q.options[n] for q, own in zip(questions, apart, strict=True) for n in own}
+    if not told:
+        return inputs, tuple(questions)
+    given = ", ".join(f"{name}={value!r}" for name, value in told.items())
+    if ready(inputs):
+        fact = f"{given} is for a tokenizer or an image processor, and the inputs are ready tensors"
+        raise OptionError(message(fact, then=["inputs=TEXTS, processor=tokenizer", "leave it out"]))
+    kinds = {OF_PROCESSORS[name] for name in told}
+    if not isinstance(inputs, Mapping) and len(kinds) > 1:
+        fact = f"{given}: of several inputs, which must be named"
+        names = ", ".join(f"{kind!r}: ..." for kind in sorted(kinds))
+        raise OptionError(message(fact, then=[f"inputs={{{names}}}"]))
+    named = inputs if isinstance(inputs, Mapping) else {kinds.pop(): inputs}
+    left = (
+        replace(q, options={n: v for n, v in q.options.items() if n not in own})
+        for q, own in zip(questions, apart, strict=True)
+    )
+    return {**named, **told}, tuple(left)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -100,7 +101,9 @@ def open_named_model(name: str, device: torch.device, *, trust_remote_code: bool
         from relprop.demo.model import digit_scene_model
         from relprop.demo.scenes import as_scene
 
-        return Opened(digit_scene_model().to(device), as_scene)
+        digits: Any = digit_scene_model().to(device)
+        digits.config = SimpleNamespace(problem_type="multi_label_classification")
+        return Opened(digits, as_scene)
     if name == REVIEWS:
         from relprop.demo.review_model import review_model, review_tokenizer
 

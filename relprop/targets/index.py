@@ -251,8 +251,10 @@ def _predicted(
 def _say_which_label(values: Tensor, probabilities: bool) -> None:
     """Several labels can be true of a sample at once: the largest is explained."""
     true = int((values > (0.5 if probabilities else 0)).sum(1).max())
-    fact = f"the model gives several labels at once, here up to {true}: the largest is explained"
-    warn(AmbiguityWarning(fact, then=["target=LABEL for another one, explain_many for several"]))
+    if true > 1:
+        fact = f"up to {true} labels are true of a sample, by the model: the largest is explained"
+        then = ["target=LABEL for another one, explain_many for several"]
+        warn(AmbiguityWarning(fact, then=then))
 
 
 def _no_prediction(target: Output, output: ModelOutput, program: Program) -> TargetError:

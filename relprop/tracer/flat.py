@@ -167,8 +167,8 @@ def _beyond(
     limits = [n for n in most if isinstance(n, int) and 0 < n < length]
     if limits:
         yield (
-            f"cut the text, it has {length} tokens, and the model reads {min(limits)}: inputs="
-            f"tokenizer(text, truncation=True, max_length={min(limits)}, return_tensors='pt')"
+            f"cut the text, it has {length} tokens, and the model reads {min(limits)}: processor="
+            f"tokenizer, truncation=True, max_length={min(limits)}"
         )
     yield from lookups.beyond[:1]
 

@@ -13,6 +13,8 @@ from relprop.demo.model import digit_scene_model
 from relprop.demo.scenes import make_scenes
 from relprop.runs import explanation_of, read_run
 
+#: The shipped scenes show two digits each.
+pytestmark = pytest.mark.filterwarnings("ignore:up to 2 labels are true")
 FILMS = ("a wonderful film but the plot is dull", "a boring film")
 ON_REVIEWS, ON_DIGITS = ("--model", "demo:reviews"), ("--model", "demo:digits")
 

@@ -2,6 +2,7 @@
 image processor of transformers: words, special tokens, padding and pictures are known as of the
 library's own model, and each refusal's advice works."""
 
+import re
 import textwrap
 import warnings
 
@@ -14,7 +15,7 @@ from PIL import Image
 from torch import nn
 
 import relprop
-from relprop.errors import InputError, PaddingWarning, TargetError
+from relprop.errors import InputError, OptionError, PaddingWarning, TargetError
 from tests.common.models import closeness, randomise
 from tests.e2e.ordinary_roads import TOKENIZER
 
@@ -204,10 +205,28 @@ def test_a_text_that_is_too_long():
     text = "the film was " * 20
     said, lines = refused(Tuned, text, processor=TOKENIZER)
     assert "the model reads 24" in said and "token_type" not in said
-    advised = lines.split("inputs=")[1].split("\n")[0]
-    inputs = eval(advised, {"text": text, "tokenizer": TOKENIZER})
-    e = relprop.explain(model(Tuned), inputs, 1, processor=TOKENIZER)
-    assert e.scores.shape == (1, 24)
+    advised = re.search("processor=tokenizer, .*", lines)[0]
+    own = {"model": model(Tuned), "text": text, "tokenizer": TOKENIZER, "relprop": relprop}
+    assert eval(f"relprop.explain(model, text, 1, {advised})", own).scores.shape == (1, 24)
+    assert eval(f"relprop.explain(model, [text, 'a film'], 1, {advised})", own).scores.shape == (
+        2,
+        24,
+    )
+
+
+def test_what_a_tokenizer_is_told_stands_in_the_call():
+    cut = {"truncation": True, "max_length": 6}
+    named = relprop.explain(model(Tuned), {"text": TEXTS, **cut}, 1, processor=TOKENIZER)
+    said = relprop.explain_many(
+        model(Tuned), TEXTS, [1], processor=TOKENIZER, gamma=0.5, method="lrp_gamma", **cut
+    )[0]
+    assert said.scores.shape == named.scores.shape and said.tokens == named.tokens
+    with pytest.raises(OptionError, match="ready tensors"):
+        relprop.explain(model(Tuned), READY, **cut)
+    with pytest.raises(OptionError, match="must be named"):
+        relprop.explain(model(Tuned), TEXTS, processor=TOKENIZER, do_rescale=False, **cut)
+    with pytest.raises(InputError, match="processor"):
+        relprop.explain(model(Tuned), TEXTS, **cut)
 
 
 def test_ids_beyond_the_table():

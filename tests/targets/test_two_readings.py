@@ -29,7 +29,7 @@ def test_of_several_labels_the_largest_is_explained_and_that_is_said(many):
     if not many:
         assert relprop.explain(model, ids).target == (best,)
         return
-    with pytest.warns(AmbiguityWarning, match=f"up to {true}: the largest is explained"):
+    with pytest.warns(AmbiguityWarning, match=f"up to {true} labels are true"):
         found = relprop.explain(model, ids)
     assert closeness(found.scores, relprop.explain(model, ids, best).scores) == 0
 

@@ -87,10 +87,8 @@ def scenes():
 @pytest.fixture(scope="session")
 def pictures(scenes):
     torch.set_num_threads(1)
-    model = digit_scene_model()
-    del model.config  # nothing says what its numbers are
     return relprop.explain_many(
-        model,
+        digit_scene_model(),
         scenes.images,
         scenes.digits.T.tolist(),
         keep=("matrix", "blocks"),
