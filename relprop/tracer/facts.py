@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, fx, nn
 
+from relprop.errors import CaptureError, message
 from relprop.operations import Value
 
 Role = Literal["activation", "parameter", "constant"]
@@ -141,3 +142,8 @@ def describe(node: fx.Node) -> str:
         else ""
     )
     return f"{place(node)}{kind}"
+
+
+def refusal(node: fx.Node, fact: str, *then: str) -> CaptureError:
+    """The error for what cannot be captured at a call, with its place in the model."""
+    return CaptureError(message(fact, at=str(place(node)), then=then))

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import fx
 
-from relprop.errors import CaptureError, message
+from relprop.errors import CaptureError
 from relprop.operations import Operator, argument, is_call
 from relprop.tracer.editing import (
     arguments,
@@ -23,7 +23,7 @@ from relprop.tracer.editing import (
     swap_results,
     val,
 )
-from relprop.tracer.facts import place
+from relprop.tracer.facts import refusal
 
 
 def split_attention(node: fx.Node, device: torch.device) -> fx.Node | None:
@@ -49,13 +49,8 @@ def split_attention(node: fx.Node, device: torch.device) -> fx.Node | None:
 
 
 def _refused(node: fx.Node, why: str) -> CaptureError:
-    return CaptureError(
-        message(
-            f"{node.target} {why}",
-            at=str(place(node)),
-            then=["call torch.nn.functional.scaled_dot_product_attention in its place"],
-        )
-    )
+    then = "call torch.nn.functional.scaled_dot_product_attention in its place"
+    return refusal(node, f"{node.target} {why}", then)
 
 
 def _of_heads(node: fx.Node, device: torch.device) -> list[fx.Node]:

@@ -57,8 +57,6 @@ def _raised(node: fx.Node, spreads: bool) -> fx.Node | None:
     p = letters_of(node)
     if p is None or not (is_live(p.x) or is_live(p.w)) or val(p.x).dtype != val(p.w).dtype:
         return None
-    if not val(node).numel():  # an expert that no token is sent to
-        return None
     if is_live(p.x) and is_live(p.w):
         picked = [is_picked(n) for n in (p.x, p.w)]
         if sum(picked) != 1 or is_call(node, aten.mul):

@@ -14,11 +14,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from relprop.errors import CaptureError, message
+from relprop.errors import CaptureError
 from relprop.operations import Args, Kwargs, Operator, Value, function_of, is_call, operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import arguments, aten, emit, is_tensor, tensor_inputs, val
-from relprop.tracer.facts import Facts, facts_of, know, place
+from relprop.tracer.facts import Facts, facts_of, know, place, refusal
 from relprop.tracer.recorded import recorded_place, recorded_value
 
 Casts = dict[fx.Node, torch.dtype]
@@ -139,16 +139,9 @@ def _explained(
 
 def _refused(node: fx.Node, dtype: torch.dtype) -> CaptureError:
     what = f"autocast region to {str(dtype).removeprefix('torch.')}"
-    return CaptureError(
-        message(
-            f"the model enters an {what}, and what it casts inside {node.target} cannot be "
-            "written down",
-            at=str(place(node)),
-            then=[
-                "explain the model without the inner autocast, for example in float32 throughout"
-            ],
-        )
-    )
+    fact = f"the model enters an {what}, and what it casts inside {node.target} cannot be written"
+    then = "explain the model without the inner autocast, for example in float32 throughout"
+    return refusal(node, f"{fact} down", then)
 
 
 def _run(

@@ -8,7 +8,7 @@ import operator
 from torch import fx
 from torch.fx.node import Argument
 
-from relprop.errors import CaptureError, message
+from relprop.errors import CaptureError
 from relprop.operations import Args, Kind, argument, is_call, kind, operand
 from relprop.tracer.editing import (
     arguments,
@@ -22,7 +22,7 @@ from relprop.tracer.editing import (
     swap,
     val,
 )
-from relprop.tracer.facts import place
+from relprop.tracer.facts import refusal
 
 
 def as_select(node: fx.Node) -> fx.Node | None:
@@ -71,13 +71,8 @@ def _as_tensor(node: fx.Node, number: Argument) -> Argument:
 
 
 def _refused(node: fx.Node, number: fx.Node) -> CaptureError:
-    return CaptureError(
-        message(
-            f"a position is worked out by Python ({number.format_node()}) from values",
-            at=str(place(node)),
-            then=["pick it by a tensor: x[torch.arange(len(x)), index]"],
-        )
-    )
+    fact = f"a position is worked out by Python ({number.format_node()}) from values"
+    return refusal(node, fact, "pick it by a tensor: x[torch.arange(len(x)), index]")
 
 
 def as_slice(node: fx.Node) -> fx.Node | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from relprop.errors import CaptureError, message
+from relprop.errors import CaptureError
 from relprop.operations import Value, is_call
 from relprop.tracer.editing import (
     arguments,
@@ -19,7 +19,7 @@ from relprop.tracer.editing import (
     shape_of,
     val,
 )
-from relprop.tracer.facts import Facts, know, place
+from relprop.tracer.facts import Facts, know, place, refusal
 
 
 def read_as_pair(node: fx.Node) -> fx.Node:
@@ -32,13 +32,8 @@ def read_as_pair(node: fx.Node) -> fx.Node:
 
 def refused(node: fx.Node, why: str) -> CaptureError:
     """What is raised where complex numbers have no form in real ones."""
-    return CaptureError(
-        message(
-            f"the model computes with complex numbers, and {why}",
-            at=str(place(node)),
-            then=["write that part in real numbers"],
-        )
-    )
+    fact = f"the model computes with complex numbers, and {why}"
+    return refusal(node, fact, "write that part in real numbers")
 
 
 def parts_of(

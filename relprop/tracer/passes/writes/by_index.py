@@ -50,8 +50,6 @@ def put_by_index(node: fx.Node) -> fx.Node | None:
     """Writes by index: one value at a mask → ``where``; accumulated → a sum by index, or a write
     onto zeros, and what was there added."""
     base, indices, values = arguments(node)[:3]
-    if not val(values).numel():  # of an expert that no token is sent to
-        return operand(node)
     used = [i for i, index in enumerate(indices) if index is not None]
     masks = [val(indices[i]).dtype == torch.bool for i in used]
     if not argument(node, "accumulate"):

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import Argument
 
-from relprop.errors import CaptureError, message
 from relprop.operations import Kind, Operator, is_inplace, kind, operand, out_of_place
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import arguments, aten, emit, is_tensor, shape_of, val
-from relprop.tracer.facts import facts_of, know, place
+from relprop.tracer.facts import facts_of, know, refusal
 from relprop.tracer.passes.spelling.cuts import piece
 from relprop.tracer.passes.spelling.views import is_view
 from relprop.tracer.passes.writes.places import put_back
@@ -116,11 +115,11 @@ def _make_functional(node: fx.Node) -> None:
     else:
         functional = _overload(packet, node.target)
         if functional is None:
-            raise _refused(node, f"no functional form of {node.target}")
+            raise refusal(node, f"no functional form of {node.target}")
         node.target = functional
     written = val(node)
     if is_tensor(base) and isinstance(written, Tensor) and written.dtype != val(base).dtype:
-        raise _refused(node, f"{node.target} writes {written.dtype} into {val(base).dtype}")
+        raise refusal(node, f"{node.target} writes {written.dtype} into {val(base).dtype}")
 
 
 def _make_filled(node: fx.Node, base: fx.Node, source: fx.Node | complex) -> None:
@@ -130,10 +129,6 @@ def _make_filled(node: fx.Node, base: fx.Node, source: fx.Node | complex) -> Non
         node.target, node.args = aten.expand.default, (source, shape_of(base))
     else:
         node.target, node.args = aten.full_like.default, (base, source)
-
-
-def _refused(node: fx.Node, why: str) -> CaptureError:
-    return CaptureError(message(why, at=str(place(node))))
 
 
 def _overload(functional: Operator, inplace: Operator) -> Operator:

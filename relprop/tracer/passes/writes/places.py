@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import CaptureError, message
+from relprop.errors import CaptureError
 from relprop.operations import Kind, argument, is_call, kind
 from relprop.tracer.editing import (
     applied,
@@ -21,7 +21,7 @@ from relprop.tracer.editing import (
     shape_of,
     val,
 )
-from relprop.tracer.facts import place
+from relprop.tracer.facts import refusal
 from relprop.tracer.passes.spelling.cuts import extent
 from relprop.tracer.passes.spelling.views import order_of
 
@@ -132,9 +132,5 @@ def _put_by_index(at: fx.Node, whole: fx.Node, part: fx.Node, view: fx.Node) -> 
 
 
 def _no_inverse(view: fx.Node, why: str) -> CaptureError:
-    return CaptureError(
-        message(
-            f"the model writes in place into a view by {view.target}, which has no inverse: {why}",
-            at=str(place(view)),
-        )
-    )
+    fact = f"the model writes in place into a view by {view.target}, which has no inverse: {why}"
+    return refusal(view, fact)
