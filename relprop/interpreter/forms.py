@@ -16,7 +16,7 @@ from relprop.numerics import at_least_float32
 from relprop.operations import Value
 from relprop.plan import Plan, Step
 from relprop.rules.call import Call
-from relprop.rules.gradient_form import Form, factors_of, scaled
+from relprop.rules.gradient_form import Form, Own, factors_of, scaled
 from relprop.rules.rule import Rule
 from relprop.tracer.calls import Reads, call_node, together
 from relprop.tracer.chunked import kernel_at, large_attentions
@@ -39,6 +39,38 @@ def forms_of(plan: Plan) -> Forms | str:
     """What stands in place of the graph's calls so that relevance is value ⊙ gradient; or why there
     is no such. Worked out once per plan."""
     return plan.memo.once("forms", lambda: _why_none(plan) or _forms(plan))
+
+
+def gradient_forms(plan: Plan, whole: frozenset[fx.Node]) -> Forms | str:
+    """The same for gradients that methods read: what arrives at an attention map is its gradient,
+    also where the map is a constant and it goes no further. ``whole``: the contractions of the
+    sites at whose maps it is read."""
+
+    def make() -> Forms | str:
+        found = forms_of(plan)
+        return found if isinstance(found, str) else _of_gradient(plan, whole, found)
+
+    return plan.memo.once(("forms of gradients", whole), make)
+
+
+def _of_gradient(plan: Plan, whole: frozenset[fx.Node], found: Forms) -> Forms:
+    made, at_maps = dict(found.made), dict[fx.Node, float]()
+    for site in plan.program.sites:
+        step = plan.step_at.get(site.contraction)
+        factors = None if step is None else _multiples(step)
+        if step is None or factors is None:
+            continue
+        at = next(i for i, o in enumerate(step.operands) if o is not site.values)
+        at_maps[site.contraction] = factors[at] or 1.0
+        if site.contraction in whole and not factors[at]:
+            made[site.contraction] = partial(_made, Own(_with_one(factors, at)), step)
+            made[site.attention] = partial(_stopped, site.attention, plan.program.dtype)
+    return replace(found, made=made, of_gradient=True, at_maps=at_maps)
+
+
+def _with_one(factors: tuple[float, ...], at: int) -> Callable[[Call], tuple[float, ...]]:
+    given = (*factors[:at], 1.0, *factors[at + 1 :])
+    return lambda _: given
 
 
 def _why_none(plan: Plan) -> str:

@@ -16,6 +16,7 @@ class SeedlessOptions(TypedDict, total=False):
     conv_gamma: float | None
     discard_ratio: float
     gamma: float
+    gradient: object
     groups: object
     head_fusion: str
     layers: object

@@ -197,6 +197,7 @@ SHIPPED: dict[str, Method] = {
             level="input",
             signed=True,
             cost="2 n_steps + 4",
+            shared=("gradient",),
             source="Sundararajan et al., ICML 2017",
         ),
         BY_RULES(
@@ -240,6 +241,7 @@ SHIPPED: dict[str, Method] = {
             smoothgrad,
             level="input",
             cost="2 n_samples + 2",
+            shared=("gradient",),
             source="Smilkov et al., 2017",
         ),
         Method(
@@ -248,6 +250,7 @@ SHIPPED: dict[str, Method] = {
             level="input",
             signed=True,
             cost="2 n_samples + 2",
+            shared=("gradient",),
             source="Lundberg & Lee, NeurIPS 2017",
             whole=frozenset({"baselines"}),
         ),

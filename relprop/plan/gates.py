@@ -9,6 +9,7 @@ other function, a function before none. Equal ranks decide nothing: both factors
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import torch
 from torch import Tensor, fx
@@ -24,6 +25,8 @@ SEEN_THROUGH = (
     | FILLS
     | {Kind.CAST, Kind.DETACH, Kind.AFFINE, Kind.SUM, Kind.PRODUCT, Kind.QUOTIENT, Kind.IDENTITY}
 )
+#: What takes some of its numbers.
+CHOSEN = frozenset({Kind.LARGEST, Kind.PICK, Kind.GATHER})
 _GRID = torch.linspace(-60.0, 60.0, 4001, dtype=torch.float64)
 
 
@@ -32,7 +35,9 @@ def gate_notes(flow: Flow, sites: Collection[Site]) -> dict[fx.Node, Constants]:
 
     ``constant``: a factor that is one over a deviation. ``attention``: the map at an attention
     site, or what is a softmax to a matrix product. ``gate``: the gating activation of an
-    elementwise product. A product that has none of them is in no entry.
+    elementwise product. ``routing``: a factor that is a share, of a softmax or of the largest of
+    some numbers between 0 and 1, as routers give it. A product that has none of them is in no
+    entry.
     """
     maps = {site.contraction: site.attention for site in sites}
     notes: dict[fx.Node, Constants] = {}
@@ -50,6 +55,8 @@ def gate_notes(flow: Flow, sites: Collection[Site]) -> dict[fx.Node, Constants]:
             found = Constants(attention=at)
         else:
             found = _constants_of_factors(last, flow)
+        shares = [i for i, o in enumerate(operands) if _is_share(o, flow)]
+        found = replace(found, routing=shares[0] if len(shares) == 1 else None)
         if found != Constants():
             notes[node] = found
     return notes
@@ -62,6 +69,22 @@ def _constants_of_factors(last: list[fx.Node], flow: Flow) -> Constants:
         constant=divisors[0] if len(divisors) == 1 else None,
         gate=None if ranks[0] == ranks[1] else ranks.index(max(ranks)),
     )
+
+
+def _is_share(node: fx.Node, flow: Flow) -> bool:
+    """Whether a factor is what a softmax gave, or the largest of some numbers between 0 and 1, as
+    they are or over their sum."""
+    chosen = False
+    while True:
+        above = flow.inputs[node]
+        if kind(node) is Kind.SOFTMAX or (chosen and _rank(node) == 3):
+            return True
+        if kind(node) is Kind.QUOTIENT and len(above) == 2:
+            above = above[:1]  # over their sum
+        chosen |= kind(node) in CHOSEN
+        if kind(node) not in SEEN_THROUGH | CHOSEN or len(above) != 1:
+            return False
+        node = above[0]
 
 
 def _is_inverse(node: fx.Node, flow: Flow) -> bool:

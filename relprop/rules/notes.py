@@ -17,11 +17,13 @@ class Note:
 @dataclass(frozen=True)
 class Constants(Note):
     """Which operand of a product counts as a constant, by position (``None``: none does): a factor
-    that is one over a deviation, the attention map, the gating activation."""
+    that is one over a deviation, the attention map, the gating activation, the share of an expert
+    or of a token."""
 
     constant: int | None = None
     attention: int | None = None
     gate: int | None = None
+    routing: int | None = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ in few lines.
   halved, the deviation of a norm constant.
 - ``attnlrp_identity``: ``attnlrp`` with every norm as the identity, β included.
 - ``cp_lrp``: Ali et al. 2022. ``attnlrp`` with attention maps and gating activations as constants.
+- ``libra``: the model that LibraGrad differentiates (Mehri et al. 2025). ``attnlrp`` with attention
+  maps and routers' shares as constants; gates and values get half each.
 - ``lrp_gamma``: ``attnlrp`` with LRP-γ on linear and convolution layers, γ = 0.25; the function of
   that name takes another γ.
 """
@@ -222,6 +224,7 @@ EPSILON = variant(
 ATTNLRP = variant("attnlrp", *attnlrp_lines())
 ATTNLRP_IDENTITY = variant("attnlrp_identity", *attnlrp_lines(norms=False))
 CP_LRP = variant("cp_lrp", *attnlrp_lines(constants=("constant", "attention", "gate")))
+LIBRA = variant("libra", *attnlrp_lines(constants=("constant", "attention", "routing")))
 
 
 def lrp_gamma(gamma: float = GAMMA, conv_gamma: float | None = None) -> RuleSet:
@@ -256,6 +259,7 @@ PRESETS = {
         ATTNLRP,
         ATTNLRP_IDENTITY,
         CP_LRP,
+        LIBRA,
         LRP_GAMMA,
     )
 }

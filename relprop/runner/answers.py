@@ -30,6 +30,7 @@ from relprop.runner.run import Part, Run, run
 from relprop.runner.sweep import Gradients
 from relprop.runner.unmoved import refuse_flat, refuse_unmoved
 from relprop.targets import NoStart, Start
+from relprop.tracer.forms import PLAIN
 
 #: Of how many targets at the most nothing is kept from one to the next: memory costs time, too.
 FEW = 2
@@ -80,10 +81,11 @@ def _answers_of(
         needs = {i: replace(n, backward=n.backward.keeping_chunks()) for i, n in needs.items()}
     asked = list(needs.values())
     done = run(asked, part)
-    done.may_differentiate = compare(done)
+    refuse = compare(done)
+    done.may_differentiate = refuse if done.forms is PLAIN else lambda: None
     whole = [n for n in asked if n.differentiates and not n.backward.segments]
     watched = tuple(dict.fromkeys(w for n in whole for w in n.watch))
-    if watched and not asked[0].backward.by_gradient:
+    if watched:
         done.may_differentiate()
     rows = []
     for i, (target, starts) in enumerate(_walked_ahead(needs, done, targets, refused)):
@@ -98,7 +100,7 @@ def _answers_of(
         for number, start in starts.items():
             begin(needs[number].question.method)
             with refusal(number, refused):
-                if needs[number].differentiates and not needs[number].backward.by_gradient:
+                if needs[number].differentiates and done.forms is PLAIN:
                     refuse_flat(needs[number].session, done, start, gradients)
                 row[number] = answer(needs[number], done, target, start, gradients)
             key = walk_key(needs[number])

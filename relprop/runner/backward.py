@@ -23,7 +23,8 @@ from relprop.tracer.segments import Segment
 class Backward:
     """``read``: the nodes whose values relevance or the roll-up reads in passing. ``plan``: the
     relevance pass (``None``: none is walked). ``rollup``: the plan of the roll-up, if there is one.
-    ``forms``: what stands in place of the graph's calls where relevance is one gradient.
+    ``forms``: what stands in place of the graph's calls where relevance is one gradient, or where
+    a method's gradients are another model's.
     ``in_chunks``: the attention sites whose map is never whole, some queries at a time, by their
     contraction. ``heads``: how the end of the graph is passed. ``segments``: what runs one after
     another, if the graph is cut. ``abreast``: from how many places relevance may be walked side by
@@ -51,7 +52,7 @@ class Backward:
     @property
     def by_gradient(self) -> bool:
         """Whether relevance is one gradient."""
-        return self.forms is not PLAIN
+        return self.forms is not PLAIN and not self.forms.of_gradient
 
     @property
     def outputs(self) -> frozenset[fx.Node]:

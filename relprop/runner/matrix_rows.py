@@ -57,7 +57,8 @@ def _found(study: AttentionStudy, site: Site, wanted: Wanted) -> Iterator[tuple[
     arrived, plan = study.found_at(end), study.needs.backward.plan
     relevance = None if plan is None or arrived is None else (plan, arrived)
     gradient = study.sweep.gradient(end)
-    gradient = None if gradient is None else wide(gradient)
+    factor = study.needs.backward.forms.at_maps.get(end, 1.0)
+    gradient = None if gradient is None else wide(gradient) * factor
     for rows in map_rows(by, wanted, gradient, relevance):
         slope = None if rows.gradient is None else wide(rows.gradient)
         yield rows.chunk, SiteValues(site, wide(rows.attention), slope, rows.relevance)

@@ -33,13 +33,15 @@ Reads = Callable[["Session", "tuple[Site, ...]", Options], set[fx.Node]]
 #: Options that are the same wherever a method has them: which sites (in forward order, −1 nearest
 #: the output), rows of Ā divided by their sums,
 #: how heads become one map, and which part of each map, its smallest entries, is set to 0 before
-#: the roll-up; at the input, whether what position terms receive is their tokens'.
+#: the roll-up; at the input, whether what position terms receive is their tokens'; of which model
+#: gradients are: of the user's own, or of one with the gradient forms of a rule set.
 SHARED: dict[str, object] = {
     "layers": None,
     "normalize_rows": False,
     "head_fusion": "mean",
     "discard_ratio": 0.0,
     "positions": False,
+    "gradient": "model",
 }
 
 #: What processors are told, and beside which of their inputs.
@@ -115,7 +117,8 @@ class Method:
     def options(self) -> dict[str, object]:
         """The options it takes, with their defaults."""
         own = self.own_options()
-        return own | {name: SHARED[name] for name in self.shared if name not in own}
+        shared = (*self.shared, *(["gradient"] if "gradient" in self.needs else []))
+        return own | {name: SHARED[name] for name in shared if name not in own}
 
     def checked(self, given: Options) -> Options:
         """All options with their values; an unknown one is refused, with the list."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import fx
 
-from relprop.errors import OptionError, TargetError
-from relprop.interpreter.forms import forms_of
+from relprop.errors import OptionError, TargetError, message
+from relprop.interpreter.forms import forms_of, gradient_forms
 from relprop.layout import placing
 from relprop.plan import Plan
 from relprop.rollup import block_input
@@ -29,7 +29,7 @@ from relprop.runner.sites import (
     sites_between,
 )
 from relprop.targets import possible_starts
-from relprop.tracer.forms import PLAIN
+from relprop.tracer.forms import PLAIN, Forms
 from relprop.tracer.program import Site
 from relprop.tracer.queries import Attention
 from relprop.tracer.readout import Cuts
@@ -80,10 +80,12 @@ def needs_at_input(
         facts["relevance"] = f"walked: {found}" if isinstance(found, str) else ONE_GRADIENT
         forms = forms if isinstance(found, str) else found
     walked, program = plan if forms is PLAIN else None, session.program
+    balanced = _gradient_forms(session, question, starts, leaves, ())
     once = forms is not PLAIN
     heads = Heads.of(program, question, walked, starts, targets, cuts, differentiated=once)
     read = read_by(walked, in_chunks, heads)
-    backward = Backward(program, read, walked, None, forms, in_chunks, heads)
+    made = forms if once else balanced
+    backward = Backward(program, read, walked, None, made, in_chunks, heads)
     watch = leaves if positions is None else (*leaves, *positions.nodes)
     return Needs(
         session,
@@ -122,7 +124,11 @@ def needs_over_attention(
     whole = {s.attention for s in sites if s.contraction not in in_chunks}
     heads = Heads.of(session.program, question, plan, starts, targets, cuts)
     reads = rollup.keep | read_by(plan, in_chunks, heads)
-    backward = Backward(session.program, reads, plan, rollup, PLAIN, in_chunks, heads)
+    ends = tuple(s for s in starts if s in session.flow.members)
+    differentiated = [s for s in chosen if s.attention in whole]
+    leaves = tuple(session.program.leaves.values())
+    forms = _gradient_forms(session, question, ends, leaves, differentiated)
+    backward = Backward(session.program, reads, plan, rollup, forms, in_chunks, heads)
     return Needs(
         session,
         question,
@@ -145,6 +151,22 @@ def needs_over_attention(
         },
         notices=(*session.notices(plan), *notice_of_inputs(streams, apart)),
     )
+
+
+def _gradient_forms(
+    session: Session, question: Question, starts: Nodes, leaves: Nodes, whole: Sequence[Site]
+) -> Forms:
+    """What stands in place of the graph's calls for the method's gradients. Raises ``OptionError``
+    where the rule set they follow has no such forms for this model."""
+    rules = question.balance
+    if rules is None:
+        return PLAIN
+    plan = session.under(rules).plan(starts, frozenset(leaves))
+    found = gradient_forms(plan, frozenset(s.contraction for s in whole))
+    if isinstance(found, str):
+        fact = f"gradient={rules.name!r}: {found}"
+        raise OptionError(message(fact, then=["gradient='balanced'", "gradient='model'"]))
+    return found
 
 
 def _on_the_way(
@@ -242,4 +264,4 @@ def _facts(session: Session, plan: Plan | None, question: Question) -> dict[str,
         "constant_lookups": list(session.constant_lookups()),
         "generic": [str(n.target) for n in plan.generic] if plan is not None else [],
         "options": {k: str(v) for k, v in question.settings.items()},
-    }
+    } | ({} if question.balance is None else {"gradient": question.balance.name})

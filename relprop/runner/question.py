@@ -11,7 +11,8 @@ from torch import Tensor, fx
 
 from relprop.adapters.given import ready
 from relprop.errors import OptionError, message, nearest
-from relprop.rules import RuleSet
+from relprop.rules import PRESETS, RuleSet
+from relprop.rules.ruleset import named
 from relprop.runner.method import METHODS, OF_PROCESSORS, Method, Options, method_named
 
 KEEP = frozenset({"blocks", "matrix", "input", "layers"})
@@ -56,6 +57,22 @@ class Question:
     def settings(self) -> Options:
         """All of the method's options with their values. Raises ``OptionError``."""
         return self.by.checked(self.options)
+
+    @cached_property
+    def balance(self) -> RuleSet | None:
+        """The rule set whose gradient forms the gradients follow; ``None``: they are the model's.
+        Raises ``OptionError``."""
+        own = "gradient" in self.by.own_options()
+        given = "model" if own else self.settings.get("gradient", "model")
+        if isinstance(given, str) and given == "model":
+            return None
+        if not isinstance(given, RuleSet) and given not in ("balanced", *PRESETS):
+            known = ", ".join(map(repr, ("model", "balanced", *PRESETS)))
+            fact = f"gradient={given!r}: a rule set or one of {known}"
+            raise OptionError(message(fact, then=nearest(given, ("model", "balanced"))))
+        if self.settings.get("use_gradient") is False:
+            raise OptionError(f"gradient={given!r}: no gradient is read with use_gradient=False")
+        return named("libra" if given == "balanced" else given, PRESETS)
 
     @property
     def why_walked(self) -> str:

@@ -134,7 +134,8 @@ class Run:
         """A number of every sample, (batch,), to be differentiated: y_t; for relevance as one
         gradient one whose gradient at an output z is R/z, where R starts there."""
         by_value = question.by.starts_with == "output"
-        if self.forms is PLAIN or (by_value and start.is_sum):
+        plain = self.forms is PLAIN or self.forms.of_gradient
+        if plain or (by_value and start.is_sum):
             return start.scalars
         own = by_value and start.at_elements
         with torch.enable_grad():

@@ -102,6 +102,7 @@ class Study:
             set(self.program.output_nodes),
             leaves,
             lambda node, _: given[node],
+            forms=self.run.forms,
         )
         # 0, with a derivative (0) at every input, also where y_t does not depend on it
         untouched = [t.flatten(1)[:, :0].sum(1) for t in tensors]

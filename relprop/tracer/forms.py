@@ -29,12 +29,16 @@ class Forms:
     """``made``: how the values of some nodes are made of what they read. ``kernels``: the attention
     sites that PyTorch's fused kernel may run, by their contraction, with what becomes of its
     gradients; ``whole``: those whose map must be whole. ``scaled(value, factor)`` is a value whose
-    gradient is multiplied."""
+    gradient is multiplied. ``of_gradient``: they are for gradients that a method reads, and not for
+    relevance; ``at_maps``: then by what the gradient of a site's result is multiplied on its way to
+    the map, by its contraction."""
 
     made: Mapping[fx.Node, Callable[[Reads], Value]] = field(default_factory=dict)
     kernels: Mapping[fx.Node, Factors] = field(default_factory=dict)
     whole: frozenset[fx.Node] = frozenset()
     scaled: Scale = lambda value, factor: value
+    of_gradient: bool = False
+    at_maps: Mapping[fx.Node, float] = field(default_factory=dict)
 
     def call(
         self,
