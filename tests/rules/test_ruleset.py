@@ -242,7 +242,7 @@ def test_an_unknown_name_is_answered_with_the_list():
         OptionError,
         match=(
             "rules='papers' is no rule set; there are attnlrp, attnlrp_identity, "
-            "cp_lrp, epsilon, lrp, lrp_gamma, paper, reference, reference_lrp, stable"
+            "cp_lrp, epsilon, libra, lrp, lrp_gamma, paper, reference, reference_lrp, stable"
         ),
     ):
         named("papers", PRESETS)
