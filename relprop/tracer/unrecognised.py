@@ -19,8 +19,8 @@ from relprop.tracer.editing import is_float, is_live, rank
 from relprop.tracer.program import Program
 from relprop.tracer.run import execute
 
-#: How far from 1 a sum of weights may be.
-NEAR = 1e-3
+#: How far from 1 a sum of weights may be, and from each other weights that are the same.
+NEAR, EVEN = 1e-3, 1e-6
 #: What makes other things of a softmax's weights: not so what picks, hides, scales or turns them.
 MIXES = {Kind.MATMUL, Kind.LINEAR, Kind.CONVOLUTION, Kind.NORM, Kind.BATCH_NORM, Kind.SUM}
 
@@ -67,5 +67,7 @@ def _weights(node: fx.Node, program: Program) -> Iterator[tuple[fx.Node, int]]:
 
 
 def _sum_to_one(weights: Tensor, axis: int) -> bool:
-    sums, picks = weights.double().sum(axis), ((weights == 0) | (weights == 1)).all()
-    return bool((weights >= 0).all() & ((sums - 1).abs() < NEAR).all() & ~picks)
+    """What is even, but for zeros, is the mean of what a mask leaves, or a pick."""
+    sums, largest = weights.double().sum(axis), weights.amax(axis, keepdim=True)
+    even = ((weights == 0) | (largest - weights <= EVEN * largest)).all()
+    return bool((weights >= 0).all() & ((sums - 1).abs() < NEAR).all() & ~even)

@@ -721,7 +721,7 @@ def explain(method, model=None, x=X, **options):
 
 WRONG = {
     "unknown option": (
-        r"'smoothgrad' has no option 'n_steps'; it has n_samples, seed, stdev",
+        r"'smoothgrad' has no option 'n_steps'; it has gradient, n_samples, seed, stdev",
         lambda: explain("smoothgrad", n_steps=3),
     ),
     "option of another": (

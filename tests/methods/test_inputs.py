@@ -358,7 +358,7 @@ WRONG = {
         lambda: explain(method="saliency"),
     ),
     "unknown option": (
-        r"'integrated_gradients' has no option 'steps'; it has baseline, n_steps",
+        r"'integrated_gradients' has no option 'steps'; it has baseline, gradient, n_steps",
         lambda: explain(method="integrated_gradients", steps=3),
     ),
     "option of another method": (
@@ -366,7 +366,7 @@ WRONG = {
         lambda: explain(method="lrp", n_steps=3),
     ),
     "layers": (
-        r"'input_gradient' has no option 'layers'; it has none",
+        r"'input_gradient' has no option 'layers'; it has gradient",
         lambda: explain(method="input_gradient", layers=[0]),
     ),
     "rules for a gradient": (

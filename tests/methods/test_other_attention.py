@@ -53,7 +53,7 @@ class Mixed(nn.Module):
 
     def forward(self, x):
         x = x + self.below(x, x, x)[0]
-        weights, values = self.weigh((self.q(x) @ self.k(x).mT).tanh()), self.v(x)
+        weights, values = self.weigh((self.q(x) @ self.k(x).mT / 99).tanh()), self.v(x)
         if self.by_sum:
             return self.head((x + (weights[..., None] * values[:, None]).sum(2)).mean(1))
         return self.head((x + weights @ values).mean(1))
@@ -61,6 +61,18 @@ class Mixed(nn.Module):
 
 def model(weigh, by_sum=False):
     return randomise(Mixed(weigh, by_sum)).eval()
+
+
+def test_the_mean_of_what_a_mask_leaves_is_no_attention():
+    """TimesFM's statistics of the numbers that are there."""
+
+    def mean(scores):
+        there = (scores > 0).to(scores)
+        return there / there.sum(-1, keepdim=True).clamp(min=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UnrecognisedWarning)
+        assert not relprop.explain(model(mean), X, 1).facts["unrecognised"]
 
 
 @pytest.mark.parametrize("by_sum", [False, True], ids=["product", "sum"])

@@ -18,6 +18,8 @@ from tools.reference.numbers import gap, read
 EXACT, MOVES = 1e-9, 30.0
 #: Ways that should be equal differ by rounding: so many times as much is more.
 MORE = 10.0
+#: Less than such a part of what Σ|R| was, or as much more, is another one.
+MUCH = 0.5
 #: What is compared as it is written.
 WORDS = ("said", "warned", "model", "streams", "labels", "facts", "whole maps", "identity")
 Entry = Mapping[str, Any]
@@ -100,6 +102,9 @@ def _numbers(key: str, now: Any, then: Any, most: float, scale: float = 0.0) -> 
     if isinstance(now, Mapping) and isinstance(then, Mapping):
         if "all" in then:  # books, in which what is not there is 0
             scale = max(map(abs, then["all"]))
+            sizes = zip(now.get("all", ()), then["all"], strict=True)
+            if key.startswith("books") and all(MUCH * b < a < b / MUCH for a, b in sizes):
+                now = {**now, "all": then["all"]}  # sizes are what others are measured by
             zero = [0.0] * len(then["all"])
             now, then = ({n: b.get(n, zero) for n in {**then, **now}} for b in (now, then))
         if now.keys() != then.keys():
