@@ -59,7 +59,7 @@ def output_projection(session: Session, site: Site) -> fx.Node:
 def projected(at: AttentionStudy, values: SiteValues) -> Tensor:
     """f(x_j) of each head, (heads, batch, windows, keys, features)."""
     site, maps = values.site, values.attention
-    moved, end = at.value(site.values), output_projection(at.session, site)
+    moved, end = at.of_each(site.values), output_projection(at.session, site)
     shape = list(val(site.contraction).shape)
     query, feature = (-1, -2) if site.transposed else (-2, -1)
     keys, queries = moved.shape[query], shape[query]

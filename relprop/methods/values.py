@@ -91,7 +91,7 @@ def _queries_are_tokens(at: AttentionStudy, values: SiteValues, layer: LayerValu
 def _distances(at: AttentionStudy, values: SiteValues, layer: LayerValues) -> Tensor:
     """1 − cos of the layer's output with and without each key's value vectors, (batch, queries,
     keys); 0 where it stays as it is, be it 0."""
-    site, given = values.site, at.value(values.site.values)
+    site, given = values.site, at.of_each(values.site.values)
     key = given.dim() + (-1 if site.transposed else -2)
     count = given.shape[key]
     zeroed = 1 - torch.eye(count, dtype=given.dtype, device=given.device)

@@ -84,8 +84,13 @@ class Study:
         return None if found is None else wide(found).to(self.home)
 
     def value(self, node: fx.Node) -> Tensor:
-        """A kept value, batch first; what is the same for every sample once for each."""
-        value: Tensor = detached(self.run.values(self.session, [node])[node]).to(self.home)
+        """A kept value, batch first where it depends on an input."""
+        value: Tensor = detached(self.run.values(self.session, [node])[node])
+        return value.to(self.home)
+
+    def of_each(self, node: fx.Node) -> Tensor:
+        """A kept value of every sample, batch first, also where it is the same for all."""
+        value = self.value(node)
         return value if is_batched(node) else value.expand(self.run.inputs.batch, *value.shape)
 
     def output_at(self, leaves: Sequence[fx.Node], values: Iterable[Tensor]) -> Tensor:

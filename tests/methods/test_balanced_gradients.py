@@ -1,6 +1,8 @@
 """Gradients of a balanced model (LibraGrad): beside models whose operations are changed by hand,
 in PyTorch alone, and by the laws that hold for every rule set with gradient forms."""
 
+import warnings
+
 import pytest
 import timm
 import torch
@@ -9,7 +11,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import relprop
-from relprop.errors import OptionError
+from relprop.errors import CompletenessWarning, OptionError
 from relprop.rules import LIBRA
 from tests.common import paths
 from tests.common.models import closeness
@@ -306,6 +308,15 @@ def test_a_form_without_a_value_is_refused_and_never_nan():
     x[0, 0, 0] = 0
     with pytest.raises(OptionError, match="no finite number"):
         relprop.explain(model, x, 1, method="gradient_x_input", gradient="balanced", verify=False)
+
+
+def test_the_integral_of_a_balanced_gradient_has_no_sum():
+    model, inputs = built("ViT")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CompletenessWarning)
+        relprop.explain(
+            model, inputs, 1, method="integrated_gradients", gradient="balanced", n_steps=3
+        )
 
 
 def test_the_explanation_says_which_gradient_it_is():
