@@ -600,7 +600,7 @@ WRONG = {
     ),
     "shared": (
         {"shared": ["layer"]},
-        r"shared=\['layer'\]: there are discard_ratio, gradient, head_fusion, layers, normalize_rows",
+        r"shared=\['layer'\]: there are discard_ratio, gradient, head_fusion, layers",
     ),
     "level": ({"level": "output"}, r"level='output': 'attention' or 'input'"),
 }
