@@ -35,7 +35,8 @@ from relprop.runner.ask import ask_once
 from relprop.runner.conditions import Conditions
 from relprop.runner.judging import Judge, judged
 from relprop.runner.method import start_with_output
-from relprop.runner.question import Question
+from relprop.runner.needing import forms_for_gradients
+from relprop.runner.question import Question, balance_of
 from relprop.runner.relevance import Relevance
 from relprop.runner.run import Part, Run
 from relprop.runner.session import Session, open_session
@@ -109,12 +110,14 @@ class Instrument:
             for name, node in self._matching(pattern).items()
         }
 
-    def gradient(self, pattern: str) -> dict[str, Tensor]:
+    def gradient(self, pattern: str, *, gradient: RuleSet | str = "model") -> dict[str, Tensor]:
         """∂y_t/∂value at every matching node, batch first; zeros where the target does not depend
-        on it."""
-        done, start = self._forward()
-        found = self._matching(pattern)
-        self.may_differentiate()
+        on it. ``gradient``: as ``explain`` has it, the model's, the ``"balanced"`` one or that of a
+        rule set."""
+        found, rules = self._matching(pattern), balance_of(gradient)
+        done, start = self._forward() if rules is None else self._balanced(rules)
+        if rules is None:
+            self.may_differentiate()
         with undisturbed(self.session.model):
             gradients = done.forward.gradients(start.scalars, found.values(), again=True)
         return {name: tidy(gradients[node]) for name, node in found.items()}
@@ -216,6 +219,19 @@ class Instrument:
                 done = Run(part, forward(program, session.model, self.inputs, kept))
                 self._done = done, done.start(session, self.target)
         return self._done
+
+    def _balanced(self, rules: RuleSet) -> tuple[Run, Start]:
+        """The forward pass with the gradient forms of a rule set."""
+        plain, start = self._forward()
+        session, program = self.session, self.session.program
+        starts = tuple({n: None for term in start.terms for n in term.seeds})
+        leaves = tuple(program.leaves.values())
+        forms = forms_for_gradients(session, rules, starts, leaves, program.sites)
+        kept = Kept(plain.forward.values.keys(), plain.forward.watched.keys())
+        with undisturbed(session.model):
+            done = forward(program, session.model, self.inputs, kept, forms=forms)
+            run = Run(plain.part, done, forms=forms)
+            return run, run.start(session, self.target)
 
     def _propagate(self) -> dict[fx.Node, Tensor]:
         if self._relevance is None:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from relprop.interpreter.crossing import refusing_step
 from relprop.numerics import at_least_float32
-from relprop.operations import Value
+from relprop.operations import MOVES, Kind, Value, kind
 from relprop.plan import Plan, Step
 from relprop.rules.call import Call
 from relprop.rules.gradient_form import Form, Own, factors_of, scaled
@@ -64,8 +64,17 @@ def _of_gradient(plan: Plan, whole: frozenset[fx.Node], found: Forms) -> Forms:
         at_maps[site.contraction] = factors[at] or 1.0
         if site.contraction in whole and not factors[at]:
             made[site.contraction] = partial(_made, Own(_with_one(factors, at)), step)
-            made[site.attention] = partial(_stopped, site.attention, plan.program.dtype)
+            end = _softmax_of(site.attention)
+            made[end] = partial(_stopped, end, plan.program.dtype)
     return replace(found, made=made, of_gradient=True, at_maps=at_maps)
+
+
+def _softmax_of(attention: fx.Node) -> fx.Node:
+    """The softmax that a map is, but for casts and moves; else the map."""
+    node = attention
+    while kind(node) in MOVES | {Kind.CAST, Kind.IDENTITY} and len(node.all_input_nodes) == 1:
+        node = node.all_input_nodes[0]
+    return node if kind(node) is Kind.SOFTMAX else attention
 
 
 def _with_one(factors: tuple[float, ...], at: int) -> Callable[[Call], tuple[float, ...]]:

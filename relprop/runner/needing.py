@@ -12,6 +12,7 @@ from relprop.interpreter.forms import forms_of, gradient_forms
 from relprop.layout import placing
 from relprop.plan import Plan
 from relprop.rollup import block_input
+from relprop.rules import RuleSet
 from relprop.runner.backward import Backward, read_by
 from relprop.runner.chunks import sites_in_chunks
 from relprop.runner.heads import Heads
@@ -80,7 +81,7 @@ def needs_at_input(
         facts["relevance"] = f"walked: {found}" if isinstance(found, str) else ONE_GRADIENT
         forms = forms if isinstance(found, str) else found
     walked, program = plan if forms is PLAIN else None, session.program
-    balanced = _gradient_forms(session, question, starts, leaves, ())
+    balanced = forms_for_gradients(session, question.balance, starts, leaves, ())
     once = forms is not PLAIN
     heads = Heads.of(program, question, walked, starts, targets, cuts, differentiated=once)
     read = read_by(walked, in_chunks, heads)
@@ -127,7 +128,7 @@ def needs_over_attention(
     ends = tuple(s for s in starts if s in session.flow.members)
     differentiated = [s for s in chosen if s.attention in whole]
     leaves = tuple(session.program.leaves.values())
-    forms = _gradient_forms(session, question, ends, leaves, differentiated)
+    forms = forms_for_gradients(session, question.balance, ends, leaves, differentiated)
     backward = Backward(session.program, reads, plan, rollup, forms, in_chunks, heads)
     return Needs(
         session,
@@ -153,12 +154,11 @@ def needs_over_attention(
     )
 
 
-def _gradient_forms(
-    session: Session, question: Question, starts: Nodes, leaves: Nodes, whole: Sequence[Site]
+def forms_for_gradients(
+    session: Session, rules: RuleSet | None, starts: Nodes, leaves: Nodes, whole: Sequence[Site]
 ) -> Forms:
-    """What stands in place of the graph's calls for the method's gradients. Raises ``OptionError``
-    where the rule set they follow has no such forms for this model."""
-    rules = question.balance
+    """What stands in place of the graph's calls for gradients that follow ``rules`` (``None``: the
+    model's own). Raises ``OptionError`` where these have no gradient forms for this model."""
     if rules is None:
         return PLAIN
     plan = session.under(rules).plan(starts, frozenset(leaves))

@@ -64,15 +64,10 @@ class Question:
         Raises ``OptionError``."""
         own = "gradient" in self.by.own_options()
         given = "model" if own else self.settings.get("gradient", "model")
-        if isinstance(given, str) and given == "model":
-            return None
-        if not isinstance(given, RuleSet) and given not in ("balanced", *PRESETS):
-            known = ", ".join(map(repr, ("model", "balanced", *PRESETS)))
-            fact = f"gradient={given!r}: a rule set or one of {known}"
-            raise OptionError(message(fact, then=nearest(given, ("model", "balanced"))))
-        if self.settings.get("use_gradient") is False:
+        found = balance_of(given)
+        if found is not None and self.settings.get("use_gradient") is False:
             raise OptionError(f"gradient={given!r}: no gradient is read with use_gradient=False")
-        return named("libra" if given == "balanced" else given, PRESETS)
+        return found
 
     @property
     def why_walked(self) -> str:
@@ -108,6 +103,17 @@ def checked_keep(keep: str | Iterable[str]) -> frozenset[str]:
         then = [line for name in wrong for line in nearest(name, KEEP)]
         raise OptionError(f"keep={wrong}: there are {', '.join(sorted(KEEP))}", then=then)
     return frozenset(names)
+
+
+def balance_of(given: object) -> RuleSet | None:
+    """The rule set that ``gradient=`` names; ``None`` for ``"model"``. Raises ``OptionError``."""
+    if isinstance(given, str) and given == "model":
+        return None
+    if not isinstance(given, RuleSet) and given not in ("balanced", *PRESETS):
+        known = ", ".join(map(repr, ("model", "balanced", *PRESETS)))
+        fact = f"gradient={given!r}: a rule set or one of {known}"
+        raise OptionError(message(fact, then=nearest(given, ("model", "balanced"))))
+    return named("libra" if given == "balanced" else given, PRESETS)
 
 
 def told_beside(

@@ -242,6 +242,21 @@ def test_whole_in_chunks_in_segments_and_alone(method, rules):
     assert closeness(alone, whole[1:]) <= EXACT
 
 
+def test_a_probe_reads_the_same_gradients():
+    model, inputs = built("ViT")
+    blocks = relprop.explain(model, inputs, 1, method="gae", gradient="balanced", keep="blocks")
+    with relprop.instrument(model, inputs, 1) as probe:
+        found = probe.gradient("*:softmax", gradient="balanced")
+        plain = probe.gradient("*:softmax")
+        with pytest.raises(OptionError, match="no gradient form"):
+            probe.gradient("*:softmax", gradient="paper")
+    assert len(found) == len(blocks.blocks) == 2
+    for block, own in zip(blocks.blocks, found.values(), strict=True):
+        assert closeness(own.reshape(block.gradient.shape), block.gradient) <= 1e-6  # the map is cast
+    first, same = (next(iter(g.values())) for g in (found, plain))
+    assert closeness(first, same) > 1e-3
+
+
 class Routed(nn.Module):
     """Experts of which each token takes two, by their shares."""
 
