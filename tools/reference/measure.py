@@ -85,7 +85,7 @@ def _rest(
         entry["largest differences"] = largest_differences(found)
         kinds = {way: s for way, s in found.items() if way not in ("", *EQUAL)}
         entry["ways"] = {way: {k: summed(v) for k, v in s.items()} for way, s in kinds.items()}
-    if rounding and not entry["model"]["decisions"]:
+    if rounding:
         entry["moved"] = moved(built, explained)
 
 
