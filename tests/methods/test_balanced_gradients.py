@@ -252,7 +252,7 @@ def test_a_probe_reads_the_same_gradients():
             probe.gradient("*:softmax", gradient="paper")
     assert len(found) == len(blocks.blocks) == 2
     for block, own in zip(blocks.blocks, found.values(), strict=True):
-        assert closeness(own.reshape(block.gradient.shape), block.gradient) <= 1e-6  # the map is cast
+        assert closeness(own.reshape(block.gradient.shape), block.gradient) <= 1e-6
     first, same = (next(iter(g.values())) for g in (found, plain))
     assert closeness(first, same) > 1e-3
 
