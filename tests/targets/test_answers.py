@@ -108,7 +108,10 @@ def test_mixed_sums_and_single_terms():
     e = first("lrp", lambda o: F.cross_entropy(o.logits[0, 4:5], torch.tensor([7])))
     assert closeness(e.scores, -first("lrp", (4, 7)).scores) < 1e-9
     e = first(
-        "lrp", lambda o: F.binary_cross_entropy_with_logits(o.logits[0, 4, 7], torch.ones(()))
+        "lrp",
+        lambda o: F.binary_cross_entropy_with_logits(
+            o.logits[0, 4, 7], torch.ones((), dtype=torch.float64)
+        ),
     )
     assert closeness(e.scores, -first("lrp", (4, 7)).scores) < 1e-9
     best = int(models.llama()(IDS[:1]).logits[0, 4].argmax())
