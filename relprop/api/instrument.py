@@ -25,6 +25,7 @@ from relprop.api.why import Why, why
 from relprop.door import guarded
 from relprop.errors import OptionError, RelpropError, is_strict, message, nearest, strictly
 from relprop.explanation import Explanation
+from relprop.interpreter.forms import refuse_undefined
 from relprop.interpreter.forward import Kept, forward
 from relprop.interpreter.ledger import Ledger
 from relprop.opening import check_devices
@@ -90,6 +91,7 @@ class Instrument:
 
     def _forget(self) -> None:
         self._done: tuple[Run, Start] | None = None
+        self._by_rules: dict[RuleSet, tuple[Run, Start]] = {}
         self._relevance: dict[fx.Node, Tensor] | None = None
         self._books: Ledger | None = None
         self._plan: Plan | None = None
@@ -120,6 +122,9 @@ class Instrument:
             self.may_differentiate()
         with undisturbed(self.session.model):
             gradients = done.forward.gradients(start.scalars, found.values(), again=True)
+        if rules is not None:
+            for node in found.values():
+                refuse_undefined(gradients[node])
         return {name: tidy(gradients[node]) for name, node in found.items()}
 
     def relevance(self, pattern: str) -> dict[str, Tensor]:
@@ -223,6 +228,8 @@ class Instrument:
     def _balanced(self, rules: RuleSet) -> tuple[Run, Start]:
         """The forward pass with the gradient forms of a rule set."""
         plain, start = self._forward()
+        if rules in self._by_rules:
+            return self._by_rules[rules]
         session, program = self.session, self.session.program
         starts = tuple({n: None for term in start.terms for n in term.seeds})
         leaves = tuple(program.leaves.values())
@@ -231,7 +238,8 @@ class Instrument:
         with undisturbed(session.model):
             done = forward(program, session.model, self.inputs, kept, forms=forms)
             run = Run(plain.part, done, forms=forms)
-            return run, run.start(session, self.target)
+            self._by_rules[rules] = run, run.start(session, self.target)
+        return self._by_rules[rules]
 
     def _propagate(self) -> dict[fx.Node, Tensor]:
         if self._relevance is None:

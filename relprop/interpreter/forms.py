@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
+from relprop.errors import OptionError, message
 from relprop.interpreter.crossing import refusing_step
-from relprop.numerics import at_least_float32
+from relprop.numerics import at_least_float32, is_finite
 from relprop.operations import MOVES, Kind, Value, kind
 from relprop.plan import Plan, Step
 from relprop.rules.call import Call
@@ -51,6 +52,14 @@ def gradient_forms(plan: Plan, whole: frozenset[fx.Node]) -> Forms | str:
         return found if isinstance(found, str) else _of_gradient(plan, whole, found)
 
     return plan.memo.once(("forms of gradients", whole), make)
+
+
+def refuse_undefined(gradient: Tensor | None) -> None:
+    """Raise ``OptionError`` where a gradient by these forms is no finite number."""
+    if gradient is not None and not is_finite(gradient):
+        fact = "the balanced gradient is no finite number: a function that is not 0 at 0 is "
+        then = ["gradient='model'", "precision='float64' if numbers overflow"]
+        raise OptionError(message(f"{fact}given a 0, or numbers overflow", then=then))
 
 
 def _of_gradient(plan: Plan, whole: frozenset[fx.Node], found: Forms) -> Forms:

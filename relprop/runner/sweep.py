@@ -12,11 +12,10 @@ from functools import cached_property
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import OptionError, message
+from relprop.interpreter.forms import refuse_undefined
 from relprop.interpreter.forward import Kept, detached, filled, forward, pulled
 from relprop.interpreter.ledger import Ledger
 from relprop.interpreter.walk import Walk
-from relprop.numerics import is_finite
 from relprop.runner.needs import Needs
 from relprop.runner.relevance import Relevance, walked
 from relprop.runner.run import Run
@@ -102,11 +101,8 @@ class Sweep:
             found = self.holding(node).gradients.get(node)
         else:
             found = self._outcome.kept.get(node)
-        looked = self.needs.backward.forms.of_gradient and self.run.described is None
-        if looked and found is not None and not is_finite(found):
-            fact = "the balanced gradient is no finite number: a function that is not 0 at 0 is "
-            then = ["gradient='model'", "precision='float64' if numbers overflow"]
-            raise OptionError(message(f"{fact}given a 0, or numbers overflow", then=then))
+        if self.needs.backward.forms.of_gradient and self.run.described is None:
+            refuse_undefined(found)
         return found
 
     @property
