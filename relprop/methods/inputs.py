@@ -17,7 +17,7 @@ from torch import Tensor
 
 from relprop.errors import CompletenessWarning, OptionError, RelpropError, first_line, message, warn
 from relprop.progress import counting
-from relprop.rules.gamma import GAMMA
+from relprop.rules.baselines import GAMMA
 from relprop.runner.input_study import InputStudy
 
 CONVERGED = 0.05

@@ -9,7 +9,7 @@ import torch
 from torch import fx, nn
 
 from relprop.errors import RuleError
-from relprop.operations import Args, Kwargs, Operator, Value, function_of
+from relprop.operations import Args, Kwargs, Operator, Value, function_of, kind
 from relprop.plan.steps import Finding, Step, argument_names, other_role
 from relprop.rules.rule import Rule
 from relprop.rules.ruleset import RuleSet
@@ -38,7 +38,8 @@ def find_module_calls(
     findings: list[Finding],
 ) -> tuple[dict[fx.Node, ModuleCall], set[fx.Node]]:
     """Module calls with a rule of their own that relevance from ``starts`` enters, outermost first:
-    by their outputs, and the nodes inside them."""
+    by their outputs, and the nodes inside them. A rule for some kinds of operations takes each of
+    those in the call."""
     outputs: dict[fx.Node, ModuleCall] = {}
     inner: set[fx.Node] = set()
     entries = rules.module_entries() if model is not None else ()
@@ -47,14 +48,29 @@ def find_module_calls(
     for entry in entries:
         for path, nodes in calls.items():
             module = _module_at(model, path)
-            taken = any(n in inner or n in outputs for n in nodes) or entered.isdisjoint(nodes)
-            if taken or not entry.matches_module(module, _names_of(program, path)):
+            if not entry.matches_module(module, _names_of(program, path)):
+                continue
+            if entry.rule.kinds:
+                free = [n for n in nodes if n in entered and n not in inner and n not in outputs]
+                outputs |= {n: _alone(n, entry.rule) for n in free if _is_for(entry.rule, n, flow)}
+                continue
+            if any(n in inner or n in outputs for n in nodes) or entered.isdisjoint(nodes):
                 continue
             call = _as_one(path, nodes, entry.rule, type(module), flow, entered)
             findings += _hidden_sites(program, call, path)
             outputs[call.output] = call
             inner |= call.inner - {call.output}
     return outputs, inner
+
+
+def _is_for(rule: Rule, node: fx.Node, flow: Flow) -> bool:
+    """Whether an operation is of a rule's kinds, with one activation."""
+    active = sum(i in flow.members for i in template(node, None)[0])
+    return kind(node) in rule.kinds and active == 1
+
+
+def _alone(node: fx.Node, rule: Rule) -> ModuleCall:
+    return ModuleCall(node, frozenset([node]), rule, node.target)  # type: ignore[arg-type]
 
 
 def _names_of(program: Program, path: str) -> set[str]:
@@ -90,7 +106,7 @@ def _module_calls(program: Program, flow: Flow) -> dict[str, list[fx.Node]]:
 
 
 def _as_one(
-    path: str, nodes: list[fx.Node], rule: Rule, kind: type, flow: Flow, entered: set[fx.Node]
+    path: str, nodes: list[fx.Node], rule: Rule, module: type, flow: Flow, entered: set[fx.Node]
 ) -> ModuleCall:
     """One module call as one operation. Raises ``RuleError`` where relevance enters several of its
     tensors from outside, or leaves it and comes back. What only places are read of, it does not
@@ -112,7 +128,7 @@ def _as_one(
         outside = n not in members and flow.reaches(n, output)
         if outside and any(flow.reaches(m, n) for m in members):
             raise RuleError(f"{refused}: relevance leaves it and comes back", at=describe(n))
-    op = output.target if len(nodes) == 1 else kind
+    op = output.target if len(nodes) == 1 else module
     return ModuleCall(output, frozenset(members), rule, op)
 
 

@@ -8,6 +8,7 @@ relevances.
 """
 
 from relprop.rules.call import Call, Operand, Split, Total
+from relprop.rules.factories import alpha_beta, epsilon, flat, gamma, w_squared, z_box
 from relprop.rules.families import carry, move
 from relprop.rules.presets import (
     ATTNLRP,
@@ -55,8 +56,12 @@ __all__ = [
     "Split",
     "Total",
     "add",
+    "alpha_beta",
     "carry",
     "conv2d",
+    "epsilon",
+    "flat",
+    "gamma",
     "generic",
     "linear",
     "lrp_gamma",
@@ -67,4 +72,6 @@ __all__ = [
     "rule",
     "share",
     "stop",
+    "w_squared",
+    "z_box",
 ]

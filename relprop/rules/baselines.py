@@ -1,15 +1,20 @@
-"""Rules of older LRP variants, for comparison: z⁺ (Eq. 4) and LRP-ε."""
+"""Rules of LRP on an operation linear in its activation: z⁺ (Eq. 4), LRP-ε and LRP-γ."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from relprop.numerics import Divide, positive, safe_divide
+from relprop.numerics import Divide, positive, safe_divide, sign
+from relprop.operations import Args, Kwargs, Value
 from relprop.rules.call import Call, Split
 from relprop.rules.families import NO_POSITIVE, ZERO, Share, lost_by_division, split_vjp
+
+#: γ of ``lrp_gamma``, as zennit's ``Gamma`` has it, and its composites for convolutions.
+GAMMA = 0.25
 
 
 @dataclass(frozen=True)
@@ -57,3 +62,40 @@ class EpsilonLinear:
         for i, g in zip((x_at, *bias), pull(s), strict=True):
             shares[i] = call.inputs[i] * g
         return Split(tuple(shares), lost_by_division(relevance, s, z, ZERO, self.divide))
+
+
+@dataclass(frozen=True)
+class Gamma:
+    """LRP-γ on any operation linear in its activation, for values of either sign (Montavon et al.
+    2019, 10.2.3; Andéol et al. 2021): with the terms t_j = x_j·w_j of an output z = Σ t_j + b,
+    R_j = R·q_j/Σq, where q_j = (1 + γ)·t_j if t_j has the sign of z, else t_j. The bias is a term
+    like any other, and absorbs its share by name.
+
+    Of each pair of t and |t| one half is the part of either sign, so with Z = Σ|t_j| + |b|, the
+    same operation on magnitudes, Σq = (1 + γ/2)·z + (γ/2)·sgn(z)·Z: two products, and |Σq| ≥ |z|,
+    which needs no stabiliser.
+    """
+
+    gamma: float
+
+    def __call__(self, relevance: Tensor, call: Call) -> Split:
+        raised = replace(call, template=_as_given, function=partial(self.raised, call))
+        return EpsilonLinear(safe_divide)(relevance, raised)
+
+    def raised(self, call: Call, *inputs: Tensor, made: Tensor | None = None) -> Tensor:
+        """Σq of every output; ``made``: z, if it is there."""
+        z: Tensor = call.apply(*inputs) if made is None else made
+        sizes = call.apply(*(x.abs() if x.is_floating_point() else x for x in inputs))
+        raised: Tensor = (1 + self.gamma / 2) * z + (self.gamma / 2) * sign(z) * sizes
+        return raised
+
+    def form(self, call: Call) -> Value:
+        """z with the derivative of Σq, times z/Σq."""
+        z = call.apply(*call.inputs)
+        raised = self.raised(call, *call.inputs, made=z)
+        part = safe_divide(z.detach(), raised.detach())
+        return z.detach() + part * (raised - raised.detach())
+
+
+def _as_given(*inputs: Tensor) -> tuple[Args, Kwargs]:
+    return inputs, {}

@@ -24,25 +24,22 @@ in few lines.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from functools import cache
-from numbers import Real
 from typing import Any
 
 import torch
 
-from relprop.errors import OptionError
 from relprop.numerics import AuthorsStabiliser, Epsilon
 from relprop.operations import FILLS, MOVES, STOPS, Kind, Value
 from relprop.rules import moves
 from relprop.rules.attnlrp import SUMMED, attnlrp_lines
 from relprop.rules.authors import InputConv2d, OrigLinear, ZRule, indexed, joined, stabilised_sum
-from relprop.rules.baselines import EpsilonLinear, ZPlus
+from relprop.rules.baselines import GAMMA, EpsilonLinear, Gamma, ZPlus
 from relprop.rules.call import Call
 from relprop.rules.closed import Conv2d, Linear, Matmul, Product
+from relprop.rules.factories import at_least_zero
 from relprop.rules.families import Generic, Sample, Share, carry, either, fill, move, route
-from relprop.rules.gamma import GAMMA, Gamma
 from relprop.rules.gradient_form import Damped, carried, halved, own
 from relprop.rules.large_linear import LargeLinear
 from relprop.rules.rule import Rule
@@ -231,11 +228,7 @@ def lrp_gamma(gamma: float = GAMMA, conv_gamma: float | None = None) -> RuleSet:
     """``attnlrp`` with LRP-γ on linear layers and, by ``conv_gamma`` if it is given, on
     convolutions. Raises ``OptionError`` for what is no finite number ≥ 0."""
     asked = {"gamma": gamma, "conv_gamma": gamma if conv_gamma is None else conv_gamma}
-    for name, value in asked.items():
-        number = isinstance(value, Real) and not isinstance(value, bool)
-        if not (number and math.isfinite(value) and value >= 0):
-            raise OptionError(f"{name}={value!r}: a finite number, 0 or more")
-    return _lrp_gamma(*map(float, asked.values()))
+    return _lrp_gamma(*(at_least_zero(name, value) for name, value in asked.items()))
 
 
 @cache

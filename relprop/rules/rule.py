@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from relprop.errors import RuleError
+from relprop.operations import Kind
 from relprop.rules.call import Call, Placed, Split, Total
 from relprop.rules.gradient_form import Form
 
@@ -47,7 +48,8 @@ class Rule:
     """A rule function with its name, its family, and which values it reads (what it does not read
     is not kept in memory). ``row_wise``: any part of its output can be split without the rest (a
     carry, a move and a share always can). ``gradient``: its gradient form, if it has one
-    (``relprop.rules.gradient_form``).
+    (``relprop.rules.gradient_form``). ``kinds``: what operations with one activation it is for
+    (none: any); given to a module, it takes each of those in the module's call, and not the call.
 
     ``lone`` stands in where only one operand is an activation: x·γ carries what u·v would balance;
     ``large`` where a weight has many numbers (``relprop.rules.large_linear``).
@@ -63,6 +65,7 @@ class Rule:
     large: Rule | None = None
     row_wise: bool = False
     gradient: Form | None = None
+    kinds: frozenset[Kind] = frozenset()
 
     def for_activations(self, count: int) -> Rule:
         """Itself, or what stands in where a single operand is an activation."""
@@ -72,6 +75,12 @@ class Rule:
     def alternatives(self) -> tuple[Rule, ...]:
         """Itself and what stands in for it."""
         return tuple(r for r in (self, self.lone, self.large) if r is not None)
+
+    @property
+    def named_kinds(self) -> str:
+        """What operations it is for, as a sentence."""
+        kinds = ", ".join(sorted(k.name.lower().replace("_", " ") for k in self.kinds))
+        return f"rule {self.name!r} is for operations of these kinds: {kinds}"
 
     @property
     def splits_parts(self) -> bool:

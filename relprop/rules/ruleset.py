@@ -70,7 +70,10 @@ def make_entry(key: Key, rule: Rule | Callable[..., Shares]) -> Entry:
                 ],
             )
         )
-    return Entry(key, Rule.ensure(rule))
+    made = Rule.ensure(rule)
+    if operator and made.kinds and kind(key) not in made.kinds:
+        raise RuleError(f"{made.named_kinds}; {key} is: {kind(key).value}")
+    return Entry(key, made)
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,9 @@ def _notices_of_untaken(plan: Plan) -> list[RelpropWarning]:
 
 def _untaken(entry: Entry, paths: list[str]) -> RelpropWarning:
     near = get_close_matches(str(entry.key), paths) if entry.kind == "path" else []
+    near = [path for path in near if path != entry.key]
     then = [f"its modules are called like {', '.join(map(repr, near))}"] if near else []
+    then += [entry.rule.named_kinds] if entry.rule.kinds else []
     return UnusedRuleWarning(
         f"no operation that relevance passes takes the rule {entry.rule.name!r} that was added "
         f"for {entry.key!r}",

@@ -22,6 +22,7 @@ from relprop.rules import PAPER, Rule
 from relprop.runner.conditions import Conditions
 from relprop.runner.session import Session, open_session
 from relprop.tracer.binding import Inputs, bind
+from relprop.tracer.facts import is_batched
 from relprop.tracer.program import is_floating
 
 Values = dict[fx.Node, Value]
@@ -153,9 +154,8 @@ class Subject:
 
     def alone(self, values: Values, sample: int) -> Values:
         """The values of one sample, as a batch of one."""
-        batch = self.inputs.batch
         return {
-            n: v[sample : sample + 1] if isinstance(v, Tensor) and v.shape[:1] == (batch,) else v
+            n: v[sample : sample + 1] if isinstance(v, Tensor) and is_batched(n) else v
             for n, v in values.items()
         }
 

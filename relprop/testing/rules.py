@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +12,9 @@ from torch import Tensor, fx, nn
 
 from relprop.errors import first_line
 from relprop.interpreter.walk import Walk
+from relprop.operations import Kind, kind
 from relprop.rules import Rule
+from relprop.testing import drawn
 from relprop.testing.alone import Subject, Values, floating
 from relprop.testing.faults import Checked, Examination
 
@@ -25,9 +29,10 @@ def check_rule(
     op_or_module: Any,
     *inputs: Any,
     conserving: bool = True,
+    draws: int = 20,
     **keywords: Any,
 ) -> Checked:
-    """Examine a rule on one call of an operation, in float64 and by the library's own walk.
+    """Examine a rule on calls of an operation, in float64 and by the library's own walk.
 
     Args:
         op_or_module: the rule's key: an operator (``torch.ops.mylib.gated_norm``), or a module
@@ -37,6 +42,8 @@ def check_rule(
             second one is made. ``keywords`` are the call's.
         conserving: whether what arrives must leave, be absorbed by a parameter, or be declared as
             lost, to 1e-9 of Σ|R|; ``False`` for a rule that is known not to.
+        draws: how many more calls Hypothesis draws, where it is installed: of other shapes, values
+            and roles. What breaks a law there is shown with the smallest call that does.
 
     The laws: an operation *takes* the rule; it *runs*, returns a share per operand of the right
     shape, *leaves its inputs* as they were and *hands on* relevance; shares are *finite*, also where all inputs are 0; it
@@ -52,17 +59,54 @@ def check_rule(
     rule 'carry' on aten.gelu: taken, runs, leaves its inputs, hands on, finite, conserving, homogeneous, repeatable, batch-exact, row-wise, gradient form
     """  # noqa: E501
     own = Rule.ensure(rule)
+
+    def examined(given: tuple[Any, ...]) -> Examination:
+        return _examined(own, op_or_module, given, keywords, conserving=conserving)
+
+    examination = examined(inputs)
+    told = {fault.law for fault in examination.faults}
+    if not draws or "taken" in told:
+        return examination.end()
+    if not drawn.is_there():
+        examination.notes.append("no other calls were drawn: hypothesis is not installed")
+        return examination.end()
+
+    def breaks(given: tuple[Any, ...]) -> bool:
+        faults = {fault.law for fault in examined(given).faults}
+        return bool(faults & told if told else faults - {"taken"})
+
+    called = copy.deepcopy(op_or_module).double() if _is_module(op_or_module) else op_or_module
+    with torch.no_grad():
+        found = drawn.smallest(called, inputs, keywords, breaks, draws)
+    if found is None:
+        return examination.end()
+    examination.faults = [
+        replace(fault, fact=f"{fault.fact}\n    of  {drawn.shown(found)}")
+        for fault in examined(found).faults
+    ]
+    return examination.end()
+
+
+def _examined(
+    rule: Rule,
+    op_or_module: Any,
+    inputs: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+    *,
+    conserving: bool,
+) -> Examination:
+    """One call, law by law."""
     called = type(op_or_module).__name__ if _is_module(op_or_module) else str(op_or_module)
-    examination = Examination(f"rule {own.name!r} on {called}")
+    examination = Examination(f"rule {rule.name!r} on {called}")
     if isinstance(op_or_module, type):
         fact = f"{called} is a class: nothing can be called"
         examination.law("taken", False, fact, f"give a module: {op_or_module.__name__}(...)")
-        return examination.end()
+        return examination
     with torch.no_grad():
-        subject = Subject.of(own, op_or_module, inputs, keywords)
+        subject = Subject.of(rule, op_or_module, inputs, keywords)
         if _is_taken(examination, subject, called):
             _examine(examination, subject, conserving=conserving)
-    return examination.end()
+    return examination
 
 
 def _is_module(called: Any) -> bool:
@@ -174,9 +218,18 @@ def _conserving(examination: Examination, subject: Subject, whole: Walk, *, aske
     if not asked:
         examination.notes.append(f"not asked to conserve: up to {worst:.2g} of Σ|R| is residual")
         return
-    fact = f"{worst:.2g} of Σ|R| is neither handed on nor absorbed nor declared"
+    law = _equation(subject)
+    fact = f"{worst:.2g} of Σ|R| is neither handed on nor absorbed nor declared, against {law}"
     then = 'Split(shares, lost={"cause": amount}) if it has nowhere to go; conserving=False else'
     examination.law("conserving", worst <= EXACT, fact, then)
+
+
+def _equation(subject: Subject) -> str:
+    """What of Chefer, Gur & Wolf 2021 says that this operation conserves relevance."""
+    taken = next(s for s in subject.plan.steps if s.rule in subject.rule.alternatives)
+    if taken.roles.count("activation") < 2:
+        return "Eq. 3"
+    return "Lemma 1" if kind(taken.node) is Kind.SUM else "Lemma 2"
 
 
 def _what_it_says(

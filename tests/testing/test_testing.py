@@ -110,9 +110,46 @@ WRONG = {
 def test_a_wrong_rule_is_told_its_faults(name):
     rule, expected, said = WRONG[name]
     with pytest.raises(CheckFailed, match=said) as caught:
-        check_rule(rule, aten.gelu, X)
+        check_rule(rule, aten.gelu, X, draws=0)
     assert laws(caught) == expected
     assert all(fault.then in str(caught.value) for fault in caught.value.faults)
+
+
+DRAWN = {
+    "a value": (lambda r, c: r * (c.inputs[0] < 1.5), aten.gelu, (X.clamp(max=1),), "Eq. 3"),
+    "a shape": (lambda r, c: r.flip(-1) if r.shape[1] > 1 else r * 2, aten.gelu, (X,), "Eq. 3"),
+    "a role": (
+        lambda r, c: (r, 0 * r) if len(c.activations) == 2 else r[..., :1],
+        aten.add,
+        (X, X),
+        r"returned a share of shape",
+    ),
+    "a sum": (lambda r, c: (r / 2, r * (c.inputs[0] != 0.25) / 2), aten.add, (X, X), "Lemma 1"),
+    "a product": (lambda r, c: (r / 2, r * (c.inputs[0] != 2) / 2), aten.mul, (X, X), "Lemma 2"),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_what_only_other_calls_show(name):
+    rule, op, inputs, said = DRAWN[name]
+    assert check_rule(rule, op, *inputs, draws=0)
+    with pytest.raises(CheckFailed, match=rf"{said}(.|\n)*    of  tensor \[") as caught:
+        check_rule(rule, op, *inputs, draws=200)
+    assert len(laws(caught)) <= 2
+
+
+def test_the_smallest_call_is_small():
+    with pytest.raises(CheckFailed, match=r"of  tensor \[\[\[0.0\]\]\]\n"):
+        check_rule(lambda r, c: r / 2, aten.gelu, X)
+
+
+def test_without_hypothesis_it_is_said(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "hypothesis is not installed" in str(check_rule(carry, aten.gelu, X))
+
+
+def test_a_parameter_as_long_as_the_batch_is_not_cut():
+    assert check_rule(linear, aten.linear, X, nn.Parameter(torch.randn(2, 8)))
 
 
 def test_a_rule_that_says_what_it_loses_conserves():
@@ -174,7 +211,8 @@ def test_a_run_says_what_a_rule_returned(rule):
 
 # -- methods
 
-MODEL, IMAGES = digit_scene_model(), torch.rand(2, 1, 32, 32)
+MODEL = digit_scene_model()
+IMAGES = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
 Study = relprop.methods.AttentionStudy
 
 
@@ -430,4 +468,4 @@ def test_the_guide_runs(page, capsys):
 def test_a_total_stands_for_a_share_that_nobody_reads():
     rule = Rule(lambda r, c: Split((Total(r.sum()),)), "total")
     with pytest.raises(CheckFailed):
-        check_rule(rule, aten.gelu, X)
+        check_rule(rule, aten.gelu, X, draws=0)
