@@ -24,19 +24,23 @@ def one_gradient(explain: Callable[..., Explanation], samples: int, record: Reco
     there is no gradient. ``explain`` takes the options of ``relprop.explain``, and ``sample=`` for
     one of the ``samples`` alone.
 
-    Where they differ, what rounding makes of such a model is measured by the samples one by one,
-    whose products are summed in another order. Raises ``AssertionError`` for more than that.
+    Where they differ, what rounding makes of such a model is measured on both by the samples one
+    by one, whose products are summed in another order. Raises ``AssertionError`` for more than that.
     """
     how: dict[str, Any] = {"method": "attnlrp", "rules": EXACT, "precision": "float64"}
     fast = explain(**how)
     if fast.facts["relevance"] != "one gradient":
         record.walked = str(fast.facts["relevance"]).removeprefix("walked: ")
         return
-    record.gradient_error = _apart(fast, explain(**how, ledger=True))
+    walked = explain(**how, ledger=True)
+    record.gradient_error = _apart(fast, walked)
     if record.gradient_error <= AGREE:
         return
-    alone = (_apart(fast, explain(**how, sample=i), i) for i in range(samples))
-    record.gradient_rounding = max(alone)
+    record.gradient_rounding = max(
+        _apart(whole, explain(**how, ledger=ledger, sample=i), i)
+        for whole, ledger in ((fast, None), (walked, True))
+        for i in range(samples)
+    )
     most = max(AGREE, TIMES * record.gradient_rounding)
     if not record.gradient_error <= most:
         far = f"it differs from the walk by {record.gradient_error:.1e}, more than {most:.0e}"
