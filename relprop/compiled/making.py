@@ -132,6 +132,9 @@ def _refuse_method(question: Question) -> None:
             f"({method.cost} forward passes)"
         )
         raise OptionError(message(fact, then=[EXPLAIN]))
+    if question.average is not None:
+        fact = f"average={question.average}: a flat program runs the model once"
+        raise OptionError(message(fact, then=[EXPLAIN]))
 
 
 def _refuse_model(model: nn.Module) -> None:

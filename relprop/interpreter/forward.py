@@ -97,7 +97,9 @@ def forward(
     """Run the program for all samples, with autograd from the first watched node on, or from what
     is ``known`` and requires grad. Nothing in the model requires grad meanwhile. ``forms``: what
     stands in place of some calls."""
-    watched: dict[fx.Node, Tensor] = {}
+    moved = {n: v for n, v in inputs.moved.items() if n in kept.watched and n not in (known or {})}
+    watched = {n: v.detach().requires_grad_() for n, v in moved.items()}
+    known = {**watched, **(known or {})} if watched else known
 
     def visit(node: fx.Node, value: Tensor) -> Tensor:
         watched[node] = value if value.requires_grad else value.detach().requires_grad_()

@@ -7,6 +7,7 @@ from typing import Any
 
 from relprop.door import guarded
 from relprop.errors import OptionError, nearest
+from relprop.methods.averages import noise, path
 from relprop.methods.table import SHIPPED
 from relprop.rules import PRESETS
 from relprop.runner.attention_study import AttentionStudy
@@ -191,6 +192,8 @@ __all__ = [
     "available",
     "input_level",
     "method_named",
+    "noise",
+    "path",
     "register",
     "remove",
     "row_wise",

@@ -235,23 +235,21 @@ def rescaled(
     rules = rules_for(program, leaves, tuple(at.start.field) or outputs)
     read = {i for node in rules for i in tensor_inputs(node)}
     run = partial(execute, program, at.session.model, at.run.inputs)
-    given = dict(zip(leaves, references, strict=True))
+    given: Values = dict(zip(leaves, references, strict=True))
     with torch.no_grad():
-        reference = run({*read, *outputs}, leaves, lambda node, _: given[node])
-    moving: dict[fx.Node, Tensor] = dict(zip(leaves, values, strict=True))
-    seen: Values = {}
+        reference = run({*read, *outputs}, known=given)
+    moving: Values = dict(zip(leaves, values, strict=True))
+    seen = dict(moving)
 
     def visit(node: fx.Node, value: Value) -> Value:
-        if node in moving:
-            value = moving[node]
-        elif node in rules:
+        if node in rules:
             multiplied = _ruled(node, rules[node], seen, reference, program.dtype)
             value = value.detach() + moved(multiplied)
         seen[node] = value
         return value
 
     with torch.enable_grad():
-        found = run(set(outputs), {*leaves, *rules, *read}, visit)
+        found = run(set(outputs), {*rules, *read}, visit, known=moving)
     return found, reference
 
 

@@ -11,6 +11,7 @@ from typing import TypedDict
 class SeedlessOptions(TypedDict, total=False):
     """Those of what has a ``seed=`` of its own."""
 
+    average: object
     baseline: object
     baselines: object
     conv_gamma: float | None

@@ -1,22 +1,17 @@
 """Methods at the input that draw random numbers: gradients averaged over noise, and noise alone.
-
-Every number is drawn from a generator of the method's own, by ``seed``, in the shape of one sample:
-each sample of a batch meets the same noise, so that its scores do not depend on what else is
-explained with it, and the process's random state is not touched. Captum's ``NoiseTunnel`` draws for
-the whole batch from the process's state; with the same noise the numbers are equal (tests).
-"""
+Draws are as ``relprop.methods.averages`` makes them."""
 
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from relprop.errors import OptionError
-from relprop.methods.inputs import Baseline, by_input, no_gradient, positive_integer
+from relprop.methods.averages import generator, noise, normal, per_input
+from relprop.methods.inputs import Baseline, no_gradient, positive_integer
 from relprop.methods.inputs import baselines as references
 from relprop.numerics import at_least_float32
 from relprop.progress import told
@@ -34,16 +29,16 @@ def smoothgrad(
     ``input_gradient``. ``n_samples`` forward and backward passes per target.
     """
     positive_integer("n_samples", n_samples)
-    relative, source = _per_input(at, "stdev", stdev), _generator(seed)
-    spread = {name: relative[name] * _range(value) for name, value in at.values.items()}
+    per_input(at, "stdev", stdev)
+    around = noise(n_samples, stdev, seed)
     total = {
         name: torch.zeros_like(value, dtype=at_least_float32(value.dtype))
         for name, value in at.values.items()
     }
-    for _ in told(range(n_samples), "sample", n_samples):
-        moved = [value + spread[name] * _normal(value, source) for name, value in at.values.items()]
-        for name, gradient in zip(total, gradients(at, moved), strict=True):
-            total[name] += gradient / n_samples
+    for point in told(around.points(at), "sample", n_samples):
+        found = gradients(at, list(point.values.values()))
+        for name, gradient in zip(total, found, strict=True):
+            total[name] += gradient * point.weight
     return {name: t.abs() for name, t in total.items()}
 
 
@@ -67,8 +62,8 @@ def gradient_shap(
     positive_integer("n_samples", n_samples)
     choice, spread, source = (
         _distribution(at, baselines),
-        _per_input(at, "stdevs", stdevs),
-        _generator(seed),
+        per_input(at, "stdevs", stdevs),
+        generator(seed),
     )
     total = {
         name: torch.zeros_like(value, dtype=at_least_float32(value.dtype))
@@ -77,7 +72,7 @@ def gradient_shap(
     for _ in told(range(n_samples), "sample", n_samples):
         start = choice[int(torch.randint(len(choice), (), generator=source))]
         alpha = float(torch.rand((), generator=source, dtype=torch.float64))
-        ends = [value + spread[name] * _normal(value, source) for name, value in at.values.items()]
+        ends = [value + spread[name] * normal(value, source) for name, value in at.values.items()]
         found = gradients(at, [b + alpha * (x - b) for x, b in zip(ends, start, strict=True)])
         for name, x, b, gradient in zip(total, ends, start, found, strict=True):
             total[name] += (x - b) * gradient / n_samples
@@ -87,7 +82,7 @@ def gradient_shap(
 def random(at: InputStudy, *, seed: int = 0) -> Mapping[str, Tensor]:
     """A number from U(0, 1) per position, whatever the model, the target and the values: the floor
     of every table. The same for each sample."""
-    source, found = _generator(seed), {}
+    source, found = generator(seed), {}
     for name, value in at.values.items():
         kept = [n if i in at.positions[name] else 1 for i, n in enumerate(value.shape)][1:]
         features = math.prod(value.shape[1:]) // math.prod(kept)
@@ -134,39 +129,3 @@ def _distribution(at: InputStudy, given: object) -> list[tuple[Tensor, ...]]:
     if not entries:
         raise OptionError("baselines is empty: give at least one")
     return [references(at, entry) for entry in entries]
-
-
-def _generator(seed: object) -> torch.Generator:
-    if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**63:
-        raise OptionError(f"seed={seed!r}: an integer")
-    return torch.Generator().manual_seed(seed)
-
-
-def _normal(value: Tensor, source: torch.Generator) -> Tensor:
-    """Standard normal numbers for one sample, drawn on the CPU in double, so that neither device
-    nor precision changes them."""
-    return torch.randn(value.shape[1:], generator=source, dtype=torch.float64).to(
-        value.device, value.dtype
-    )
-
-
-def _range(value: Tensor) -> Tensor:
-    """Each sample's largest value less its smallest, as wide as the value."""
-    low, high = value.flatten(1).aminmax(dim=1)
-    return (high - low).reshape(-1, *[1] * (value.dim() - 1))
-
-
-def _per_input(at: InputStudy, option: str, given: object) -> dict[str, float]:
-    """A number ≥ 0 for every input; one that a dict does not name has 0."""
-    named = by_input(at, option, given)
-    for value in named.values():
-        if (
-            not isinstance(value, numbers.Real)
-            or isinstance(value, bool)
-            or not 0 <= float(value) < math.inf
-        ):
-            raise OptionError(
-                f"{option}={given!r}: a number that is not negative, or a dict of these "
-                "by input name"
-            )
-    return {name: float(named.get(name, 0.0)) for name in at.values}

@@ -22,11 +22,13 @@ from relprop.interpreter.ledger import Ledger
 from relprop.interpreter.points import sizes
 from relprop.rollup import Stream
 from relprop.runner.attention_study import AttentionStudy
+from relprop.runner.averages import runs_at
 from relprop.runner.describe import Names, names_of, tokens_described
 from relprop.runner.identity import warn_of_more_than_all
 from relprop.runner.input_study import InputStudy
 from relprop.runner.needs import Needs
 from relprop.runner.placed import apart
+from relprop.runner.points import Average
 from relprop.runner.returned import checked_attributions, checked_found, is_matrices
 from relprop.runner.rollup import Pairs, RollUp
 from relprop.runner.run import Described, Run
@@ -55,6 +57,20 @@ class Numbers:
     blocks: tuple[Block, ...] | None = None
     ledger: Ledger | None = None
 
+    def plus(self, other: Numbers, weight: float) -> Numbers:
+        """What there is by name, with ``weight`` times another's added."""
+
+        def added(mine: Mapping[str, Tensor], its: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {n: weight * v + mine[n] if n in mine else weight * v for n, v in its.items()}
+
+        both = (
+            added(*({n: p[k] for n, p in of.pairs.items()} for of in (self, other))) for k in (0, 1)
+        )
+        scores, identity = both
+        pairs = {n: (scores[n], identity[n]) for n in scores}
+        inputs, layers = added(self.inputs, other.inputs), added(self.layers, other.layers)
+        return Numbers(pairs, inputs, layers)
+
 
 def answer(
     needs: Needs, run: Run, target: object, start: Start, gradients: Gradients
@@ -63,19 +79,22 @@ def answer(
     nodes."""
     at_inputs = InputStudy(needs, run, target, start, gradients)
     at_inputs.tell_padding()
+    average = needs.question.average
+    mean = None if average is None else _averaged(average, at_inputs)
     if needs.question.by.level == "attention":
         with torch.no_grad():
             study = AttentionStudy(needs, run, target, start, gradients)
-            numbers, described = over_attention(study), study.described
+            numbers, described = mean or over_attention(study), study.described
             check_numbers(numbers, lambda: study.sweep.moves, study.rollup, over_attention=True)
     else:
-        numbers = at_input(at_inputs)
+        numbers = mean or at_input(at_inputs)
         described = {s.name: tokens_described(needs, run, s) for s in at_inputs.streams}
         check_numbers(numbers, lambda: None, over_attention=False)
     read_by, outputs = run.part.prepared.processor, run.outputs(needs.program)
     names = names_of(needs.session, outputs, start.label, read_by)
     made, seen = Made.by(needs), unrecognised(needs, run, start)
-    made = made._replace(facts=dict(made.facts) | {"unrecognised": seen})
+    facts = dict(made.facts) | {"unrecognised": seen}
+    made = made._replace(facts=facts if average is None else facts | {"average": str(average)})
     found = explained(numbers, described, start, names, made)
     return _with_start(found, needs, run, start) if needs.walks else found
 
@@ -90,6 +109,21 @@ def _with_start(found: Explanation, needs: Needs, run: Run, start: Start) -> Exp
         *some, last = (repr(n) for n in STEADY if n != found.rules)
         then = f"rules={', '.join(some)} or {last}: they divide by no sum of products near 0"
         warn(ExplodedScoresWarning(said, then=[then]))
+    return found
+
+
+def _averaged(average: Average, at: InputStudy) -> Numbers:
+    """The mean of what the method finds at each point. It has no books."""
+    over, found = at.needs.question.by.level == "attention", Numbers({})
+    for point, made in runs_at(average, at):
+        if over:
+            with torch.no_grad():
+                numbers = over_attention(AttentionStudy(*made))
+        else:
+            study = InputStudy(*made)
+            study.values = study.values if point.steps is None else dict(point.steps)
+            numbers = at_input(study)
+        found = found.plus(numbers, point.weight)
     return found
 
 

@@ -190,7 +190,7 @@ class Asking:
             with refusal(i, self.refused):
                 signs[i] = [sided(session, self.whole, part.first, t, question) for t in targets]
                 make = partial(needs_of, session, question, targets, cuts=heard.few)
-                needs[i] = fitted(make, part.batch, memory, device)
+                needs[i] = fitted(make, question.runs_at_once * part.batch, memory, device)
         needs = united(needs)
         for one in needs.values():
             one.session.tell(one.notices)
@@ -210,7 +210,7 @@ class Asking:
                     replace(n.question, walk=AT_ZERO) if n.backward.by_gradient else n.question
                 )
                 make = partial(needs_of, n.session, question, targets, cuts=heard.few)
-                needs[i] = fitted(make, part.batch, memory, device)
+                needs[i] = fitted(make, question.runs_at_once * part.batch, memory, device)
             found = answers(united(needs), part, targets, compare, self.refused)
         return [
             [

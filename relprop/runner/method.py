@@ -53,6 +53,9 @@ OF_PROCESSORS = {
 #: What every call takes beside its method's options, whose misspelt names arrive among these.
 OF_EVERY_CALL = (*Conditions.__dataclass_fields__, "method", "rules", "keep", "ledger", "target")
 
+#: Options of every method: the points at which its scores are averaged.
+OF_EVERY_METHOD: dict[str, object] = {"average": None}
+
 #: What a method may ask to be computed for it.
 NEEDS = frozenset({"gradient", "relevance", "start", "hidden", "features", "values", "inputs"})
 
@@ -122,7 +125,7 @@ class Method:
 
     def checked(self, given: Options) -> Options:
         """All options with their values; an unknown one is refused, with the list."""
-        known = self.options()
+        known = self.options() | OF_EVERY_METHOD
         for name in given:
             if name not in known:
                 has = f"it has {', '.join(sorted(known))}" if known else "it has none"

@@ -14,6 +14,7 @@ from relprop.errors import OptionError, message, nearest
 from relprop.rules import PRESETS, RuleSet
 from relprop.rules.ruleset import named
 from relprop.runner.method import METHODS, OF_PROCESSORS, Method, Options, method_named
+from relprop.runner.points import Average
 
 KEEP = frozenset({"blocks", "matrix", "input", "layers"})
 
@@ -68,6 +69,23 @@ class Question:
         if found is not None and self.settings.get("use_gradient") is False:
             raise OptionError(f"gradient={given!r}: no gradient is read with use_gradient=False")
         return found
+
+    @cached_property
+    def average(self) -> Average | None:
+        """The points at which the method is asked, of whose scores the mean is taken. Raises
+        ``OptionError``."""
+        given = self.settings["average"]
+        if given is not None and not isinstance(given, Average):
+            raise OptionError(
+                f"average={given!r}: points around the input, or on the way to it",
+                then=["average=relprop.methods.noise(n=10)", "average=relprop.methods.path(n=10)"],
+            )
+        return given
+
+    @property
+    def runs_at_once(self) -> int:
+        """How many forward passes are held together: that of the input, and that of one point."""
+        return 1 if self.average is None else 2
 
     @property
     def why_walked(self) -> str:

@@ -100,6 +100,15 @@ class Run:
             start = resolve(target, replace(self.context(session), walks=walks))
             return replace(start, scalars=self._attached(start, session))
 
+    def started_as(self, session: Session, target: object, start: Start, *, walks: bool) -> Start:
+        """The same target of these values: the very elements that ``start`` names; of a callable
+        that is no sum of elements, what it makes of them."""
+        if not start.at_elements or start.again is None:
+            return self.start(session, target, walks=walks)
+        with torch.enable_grad():
+            moved = replace(start, scalars=start.again(self.outputs(session.program)))
+            return replace(moved, scalars=self._attached(moved, session))
+
     def _attached(self, start: Start, session: Session) -> Tensor:
         """y_t with its gradient by way of the elements that it reads alone, where that is known."""
         parts = list(self._parts(start.terms))

@@ -100,15 +100,9 @@ class Study:
         if any(t.requires_grad for t in tensors):
             self.run.may_differentiate()
         given = {n: with_leading_one(t, n) for n, t in zip(leaves, tensors, strict=True)}
-        found = execute(
-            self.program,
-            self.session.model,
-            self.run.inputs,
-            set(self.program.output_nodes),
-            leaves,
-            lambda node, _: given[node],
-            forms=self.run.forms,
-        )
+        outputs = set(self.program.output_nodes)
+        model, inputs, forms = self.session.model, self.run.inputs, self.run.forms
+        found = execute(self.program, model, inputs, outputs, known=given, forms=forms)
         # 0, with a derivative (0) at every input, also where y_t does not depend on it
         untouched = [t.flatten(1)[:, :0].sum(1) for t in tensors]
         return torch.stack([self.scalar(found), *untouched]).sum(0)

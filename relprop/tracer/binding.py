@@ -6,11 +6,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from relprop.errors import CaptureError, InputError
 from relprop.operations import Args, Kwargs
@@ -21,7 +21,8 @@ from relprop.tracer.program import OutputTree
 @dataclass(frozen=True)
 class Inputs:
     """A call's inputs: its tensors by name, how to put them back into ``(args, kwargs)``, and which
-    of them are per sample."""
+    of them are per sample. ``moved``: values that stand at nodes of the captured graph in place of
+    what is made of these, the batch first."""
 
     names: tuple[str, ...]
     tensors: tuple[Tensor, ...]
@@ -29,6 +30,7 @@ class Inputs:
     batched: tuple[bool, ...]
     batch: int
     static: str = ""
+    moved: Mapping[fx.Node, Tensor] = field(default_factory=dict)
 
     def samples(self, start: int, stop: int) -> tuple[Tensor, ...]:
         """The tensors of samples ``start:stop``; what is shared by all samples stays whole."""
@@ -38,7 +40,9 @@ class Inputs:
 
     def select(self, start: int, stop: int) -> Inputs:
         """The same call for samples ``start:stop``."""
-        return dataclasses.replace(self, tensors=self.samples(start, stop), batch=stop - start)
+        moved = {n: v[start:stop] for n, v in self.moved.items()}
+        tensors = self.samples(start, stop)
+        return dataclasses.replace(self, tensors=tensors, batch=stop - start, moved=moved)
 
     def stacked(self) -> tuple[Tensor, ...]:
         """The tensors as the interpreter takes them: the batch first, then what one sample's call

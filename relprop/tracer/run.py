@@ -50,6 +50,7 @@ def execute(
     A large attention site of whose map nothing is kept or watched runs some queries at a time, a
     section of its own. ``forms``: what stands in place of some calls.
     """
+    known = {**inputs.moved, **(known or {})} if inputs.moved else known
     kept, values = set(keep), dict(known or {})
     sites = by_queries(program, {*keep, *watch}, forms)
     sizes = {n: size for n, size in fetched(program, model).items() if n not in watch}
