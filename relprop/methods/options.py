@@ -25,6 +25,7 @@ class SeedlessOptions(TypedDict, total=False):
     n_steps: int
     noise: float
     normalize_rows: bool
+    part: str | None
     positions: bool
     stdev: float | Mapping[str, float]
     stdevs: float | Mapping[str, float]

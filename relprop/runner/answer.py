@@ -94,7 +94,8 @@ def answer(
     names = names_of(needs.session, outputs, start.label, read_by)
     made, seen = Made.by(needs), unrecognised(needs, run, start)
     facts = dict(made.facts) | {"unrecognised": seen}
-    made = made._replace(facts=facts if average is None else facts | {"average": str(average)})
+    asked = {"average": average and str(average), "part": needs.question.part}
+    made = made._replace(facts=facts | {name: v for name, v in asked.items() if v is not None})
     found = explained(numbers, described, start, names, made)
     return _with_start(found, needs, run, start) if needs.walks else found
 
@@ -204,6 +205,7 @@ def over_attention(study: AttentionStudy) -> Numbers:
             name: (torch.where(study.connected[name].to(part.device), part, 0), identity)
             for name, (part, identity) in scores.items()
         }
+    scores = _part_of(scores, study.needs.question.part)
     at_inputs = [(s.name, study.found_at(s.leaf)) for s in study.streams if "input" in keep]
     return Numbers(
         {s.name: scores[s.name] for s in study.streams if s.name in scores},
@@ -213,6 +215,14 @@ def over_attention(study: AttentionStudy) -> Numbers:
         tuple(map(_block, study.whole)) if "blocks" in keep else None,
         study.ledger,
     )
+
+
+def _part_of(pairs: Pairs, part: str | None) -> Pairs:
+    """The scores, or what of them speaks for the target, or against it."""
+    if part is None:
+        return pairs
+    sign = 1 if part == "positive" else -1
+    return {name: ((sign * s).clamp(min=0), identity) for name, (s, identity) in pairs.items()}
 
 
 def _token_maps(found: Mapping[str, TokenMap]) -> Pairs:
@@ -317,8 +327,9 @@ def at_input(study: InputStudy) -> Numbers:
         scores = {name: part + placed[name] for name, part in scores.items()}
         ledger = None if ledger is None else apart(ledger, rest)
     kept = "input" in study.needs.question.keep
+    pairs = {name: (part, torch.zeros_like(part)) for name, part in scores.items()}
     return Numbers(
-        {name: (part, torch.zeros_like(part)) for name, part in scores.items()},
+        _part_of(pairs, study.needs.question.part),
         {name: found[name].detach() for name in scores} if kept else {},
         ledger=ledger,
     )

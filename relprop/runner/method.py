@@ -34,7 +34,8 @@ Reads = Callable[["Session", "tuple[Site, ...]", Options], set[fx.Node]]
 #: the output), rows of Ā divided by their sums,
 #: how heads become one map, and which part of each map, its smallest entries, is set to 0 before
 #: the roll-up; at the input, whether what position terms receive is their tokens'; of which model
-#: gradients are: of the user's own, or of one with the gradient forms of a rule set.
+#: gradients are: of the user's own, or of one with the gradient forms of a rule set; and which part
+#: of the scores is given, ``"positive"``, max(s, 0), or ``"negative"``, max(−s, 0).
 SHARED: dict[str, object] = {
     "layers": None,
     "normalize_rows": False,
@@ -42,7 +43,10 @@ SHARED: dict[str, object] = {
     "discard_ratio": 0.0,
     "positions": False,
     "gradient": "model",
+    "part": None,
 }
+#: What speaks for the target, and what speaks against it: both as numbers that are not negative.
+PARTS = (None, "positive", "negative")
 
 #: What processors are told, and beside which of their inputs.
 OF_PROCESSORS = {
@@ -140,6 +144,8 @@ class Method:
         found = known | {n: _entries(v) if n in self.whole else v for n, v in given.items()}
         if "head_fusion" in self.shared:
             fusion_named(found["head_fusion"])
+        if "part" in self.shared and found["part"] not in PARTS:
+            raise OptionError(f"part={found['part']!r}: 'positive', 'negative' or None (both)")
         if "discard_ratio" in self.shared:
             checked_ratio(found["discard_ratio"])
         return found

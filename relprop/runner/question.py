@@ -83,6 +83,11 @@ class Question:
         return given
 
     @property
+    def part(self) -> str | None:
+        """Which part of the scores is given, ``"positive"`` or ``"negative"``; ``None``: both."""
+        return self.settings["part"] if "part" in self.by.shared else None
+
+    @property
     def runs_at_once(self) -> int:
         """How many forward passes are held together: that of the input, and that of one point."""
         return 1 if self.average is None else 2

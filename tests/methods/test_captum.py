@@ -721,11 +721,11 @@ def explain(method, model=None, x=X, **options):
 
 WRONG = {
     "unknown option": (
-        r"'smoothgrad' has no option 'n_steps'; it has gradient, n_samples, seed, stdev",
+        r"'smoothgrad' has no option 'n_steps'; it has average, gradient, n_samples, seed, stdev",
         lambda: explain("smoothgrad", n_steps=3),
     ),
     "option of another": (
-        r"'deeplift' has no option 'window'; it has baseline",
+        r"'deeplift' has no option 'window'; it has average, baseline",
         lambda: explain("deeplift", window=3),
     ),
     "rules": (

@@ -100,6 +100,23 @@ def test_cat_is_gradient_times_hidden_state(method):
     assert closeness(one.scores, by_hand[1].detach()) <= EXACT and one.layers.shape[1] == 1
 
 
+@pytest.mark.parametrize("method", ["cat", "attcat", "gradient_x_input"])
+def test_what_speaks_for_the_target_and_what_against_it(method):
+    model, x = build(), sample()
+    whole = relprop.explain(model, x, 1, method=method)
+    both = [
+        relprop.explain(model, x, 1, method=method, part=p, keep="input")
+        for p in ("positive", "negative")
+    ]
+    assert all(bool((e.scores >= 0).all() and e.scores.any()) for e in both)
+    assert torch.equal(both[0].scores - both[1].scores, whole.scores)
+    assert both[1].facts["part"] == "negative" and "part" not in whole.facts
+    with pytest.raises(OptionError, match="part='both': 'positive', 'negative' or None"):
+        relprop.explain(model, x, 1, method=method, part="both")
+    with pytest.raises(OptionError, match="has no option 'part'"):
+        relprop.explain(model, x, 1, method="gae", part="positive")
+
+
 def test_cat_of_blocks_that_normalise_first():
     """The last layer's output is the sum before the final norm, as it is for the layers before
     it."""
