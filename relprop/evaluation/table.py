@@ -36,6 +36,11 @@ class Column:
         return self.measure.name if alone else f"{self.measure.name}: {self.statistic.name}"
 
     @property
+    def digits(self) -> int:
+        """How many digits are shown after the point."""
+        return 3 if self.statistic.scale == 1 else 1
+
+    @property
     def higher_is_better(self) -> bool:
         """Which way it is read."""
         return self.measure.metric.higher_is_better
@@ -107,6 +112,17 @@ class Numbers:
             row.class_specific or not column.statistic.of_classes
         )
 
+    def difference(
+        self, row: str, other: str, column: Column, draws: int = 2000
+    ) -> Interval | None:
+        """One row's number less another's on the same samples, by paired bootstrap; ``None`` where
+        it says nothing of one of them."""
+        rows = [r for name in (row, other) for r in self.rows if r.name == name]
+        if len(rows) < 2 or not all(self.says(r, column) for r in rows):
+            return None
+        one, two = (self.tables[r.name, column.measure.name] for r in rows)
+        return paired(one, two, column.statistic, draws)
+
     def cell(self, row: Entry, column: Column, draws: int = 2000) -> Cell | None:
         """A row's number in a column with its interval; ``None`` where it says nothing."""
         if not self.says(row, column):
@@ -136,19 +152,24 @@ def _cell(found: Tensor, floor: Tensor | None, statistic: Statistic, draws: int)
         if int(kept.sum()) < 2:
             return None
         mine = bootstrap(statistic.scale * values[kept], draws)
-        if floor is None:
-            return Cell(mine)
-        difference = values - statistic.values(floor)
+    else:
+        mine = bootstrap(found, draws, statistic=statistic.of)
+    return Cell(mine, None if floor is None else paired(found, floor, statistic, draws))
+
+
+def paired(one: Tensor, two: Tensor, statistic: Statistic, draws: int) -> Interval | None:
+    """A statistic of one table of samples less that of another of the same samples; ``None`` of
+    fewer than two."""
+    if statistic.values is not None:
+        difference = statistic.values(one) - statistic.values(two)
         known = difference[~difference.isnan()]
-        return Cell(mine, bootstrap(statistic.scale * known, draws) if len(known) > 1 else None)
-    mine, width = bootstrap(found, draws, statistic=statistic.of), found.shape[1]
-    if floor is None:
-        return Cell(mine)
+        return bootstrap(statistic.scale * known, draws) if len(known) > 1 else None
+    width = one.shape[1]
 
     def above(both: Tensor) -> float:
         return statistic.of(both[:, :width]) - statistic.of(both[:, width:])
 
-    return Cell(mine, bootstrap(torch.cat([found, floor], 1), draws, statistic=above))
+    return bootstrap(torch.cat([one, two], 1), draws, statistic=above)
 
 
 @guarded
@@ -250,8 +271,8 @@ class Table:
         cell = self.cells.get((row, column.name))
         if cell is None:
             return "–"
-        i, digits = cell.interval, 3 if column.statistic.scale == 1 else 1
-        mean, low, high = (f"{number:.{digits}f}" for number in (i.mean, i.low, i.high))
+        i = cell.interval
+        mean, low, high = (f"{number:.{column.digits}f}" for number in (i.mean, i.low, i.high))
         mean = f"**{mean}**" if self.best.get(column.name) == row else mean
         return f"{mean}{'°' if cell.like_random else ''} [{low}, {high}]"
 

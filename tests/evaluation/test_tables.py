@@ -341,7 +341,14 @@ class TestPages:
         work = EvaluationWork(task, kept, 4)
         found = numbers(task, kept, ((r.index, row) for r in work(range(4)) for row in r.rows))
         parts = blocks({"digit_scenes": found})
-        assert list(parts) == ["cvpr-table-1", "cvpr-table-2", "cvpr-table-3", "all-digit_scenes"]
+        papers = ["cvpr-table-1", "cvpr-table-2", "cvpr-table-3"]
+        assert list(parts) == [*papers, "differences-digit_scenes", "all-digit_scenes"]
+        assert "| gae, balanced − gae | – |" in parts["differences-digit_scenes"]
+        column, rollout = found.table().columns[0], next(r for r in kept if r.name == "rollout")
+        assert (
+            found.difference("rollout", "random", column)
+            == found.cell(rollout, column).above_random
+        )
         assert (
             "Published (ViT-B/16, ImageNet-val)" in parts["cvpr-table-1"]
             and "54.16" in parts["cvpr-table-1"]

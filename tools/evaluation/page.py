@@ -15,7 +15,7 @@ from relprop.evaluation.base import needed
 from relprop.evaluation.table import FLOORS, Column, Numbers, Table, markdown_grid
 from relprop.views.curves import curves
 from relprop.views.plot import figure
-from tools.evaluation.papers import TABLES, PaperTable
+from tools.evaluation.papers import DIFFERENCES, TABLES, PaperTable
 
 #: Of each task the picture's file, the table whose rows it has, its measures, and what the axes
 #: are.
@@ -35,6 +35,15 @@ PICTURES = {
         "F1 (%)",
     ),
 }
+#: The columns of the tables of differences.
+DIFFERENT = (
+    "negative perturbation: target",
+    "positive perturbation: target",
+    "segmentation: mIoU",
+    "AOPC",
+    "LOdds",
+    "token-F1: mean over k",
+)
 HEADING = {
     "digit_scenes": "Digit scenes",
     "reviews": "Film reviews",
@@ -48,10 +57,30 @@ def blocks(found: Mapping[str, Numbers]) -> dict[str, str]:
     parts = {
         paper.key: paper_table(paper, found[paper.task]) for paper in TABLES if paper.task in found
     }
+    parts |= {f"differences-{name}": differences(found[name]) for name in PICTURES if name in found}
     return parts | {
         f"all-{name}": numbers.table(f"{HEADING.get(name, name)}: every row and column").markdown()
         for name, numbers in found.items()
     }
+
+
+def differences(numbers: Numbers) -> str:
+    """What a balanced gradient, the positive part and other rules change: one row less another, by
+    paired bootstrap; ° where the interval holds 0."""
+    columns = [Column(m, s) for m in numbers.measures for s in m.statistics]
+    columns = [c for c in columns if c.name in DIFFERENT]
+    pairs = {f"{row} − {other}": (row, other) for row, other in DIFFERENCES}
+
+    def cell(pair: str, column: Column) -> str:
+        found, digits = numbers.difference(*pairs[pair], column), column.digits
+        if found is None:
+            return "–"
+        mean, low, high = (f"{v:+.{digits}f}" for v in (found.mean, found.low, found.high))
+        return f"{mean}{'°' if found.low <= 0 <= found.high else ''} [{low}, {high}]"
+
+    headings = [(f"{c.name} {'↑' if c.higher_is_better else '↓'}", c) for c in columns]
+    note = "One row less another on the same samples; 95 % paired bootstrap; °: holds 0."
+    return markdown_grid(list(pairs), headings, cell, False) + f"\n\n- {note}"
 
 
 def paper_table(paper: PaperTable, numbers: Numbers) -> str:
@@ -119,12 +148,10 @@ def draw(found: Mapping[str, Numbers], folder: Path) -> list[Path]:
         rows = next((*p.rows, *FLOORS) for p in TABLES if p.key == paper)
         fig, axes = figure(len(drawn))
         for axis, measure in zip(axes, drawn, strict=True):
+            tables = {r: found[name].tables.get((r, measure.name)) for r in rows}
+            drawn_rows = {r: _curve(measure, t) for r, t in tables.items() if t is not None}
             curves(
-                {
-                    r: _curve(measure, found[name].tables[r, measure.name])
-                    for r in rows
-                    if (r, measure.name) in found[name].tables
-                },
+                {r: at for r, at in drawn_rows.items() if bool(at[1].isfinite().all())},
                 ax=axis,
                 title=measure.name,
                 xlabel=xlabel,

@@ -27,13 +27,44 @@ FURTHER = (
     "attnlrp",
     "cp_lrp",
     "epsilon_lrp",
+    "lrp_gamma",
     "input_gradient",
     "gradient_x_input",
+)
+BALANCED, POSITIVE = {"gradient": "balanced"}, {"part": "positive"}
+#: What a balanced gradient and the positive part make of methods, each alone and both.
+CHANGED = tuple(
+    Entry(f"{method}, {said}", Question(method, options))
+    for said, options, methods in (
+        ("positive", POSITIVE, ("cat", "attcat")),
+        ("balanced", BALANCED, ("gae", "cat", "attcat", "gradient_x_input")),
+        ("balanced, positive", BALANCED | POSITIVE, ("cat", "attcat")),
+    )
+    for method in methods
+)
+#: Rows whose differences are told, the first less the second.
+DIFFERENCES = (
+    ("gae, balanced", "gae"),
+    *(
+        pair
+        for m in ("cat", "attcat")
+        for pair in (
+            (f"{m}, positive", m),
+            (f"{m}, balanced", m),
+            (f"{m}, balanced, positive", f"{m}, balanced"),
+            (f"{m}, balanced, positive", OURS),
+        )
+    ),
+    ("gradient_x_input, balanced", "gradient_x_input"),
+    ("lrp_gamma", "attnlrp"),
+    ("lrp_gamma", OURS),
+    ("gae, balanced", OURS),
 )
 STEPS = 20  # of integrated gradients: half of Captum's, the most expensive row even so
 TEXT_ROWS: tuple[Any, ...] = (
     *dict.fromkeys((*CVPR_2021, *ATTCAT, *FURTHER)),
     Entry("integrated_gradients", Question("integrated_gradients", {"n_steps": STEPS})),
+    *CHANGED,
 )
 IMAGE_ROWS: tuple[Any, ...] = (*TEXT_ROWS, *ABLATIONS)
 

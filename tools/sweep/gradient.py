@@ -25,7 +25,8 @@ def one_gradient(explain: Callable[..., Explanation], samples: int, record: Reco
     one of the ``samples`` alone.
 
     Where they differ, what rounding makes of such a model is measured on both by the samples one
-    by one, whose products are summed in another order. Raises ``AssertionError`` for more than that.
+    by one, whose products are summed in another order. Raises
+    ``AssertionError`` for more than that.
     """
     how: dict[str, Any] = {"method": "attnlrp", "rules": EXACT, "precision": "float64"}
     fast = explain(**how)
