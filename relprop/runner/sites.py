@@ -19,7 +19,7 @@ from relprop.rollup import Stream
 from relprop.runner.method import input_level
 from relprop.runner.session import Session
 from relprop.tracer.editing import val
-from relprop.tracer.leaves import mixed
+from relprop.tracer.leaves import NO_EMBEDDING, mixed
 from relprop.tracer.program import Program, Site
 
 Nodes = tuple[fx.Node, ...]
@@ -72,6 +72,13 @@ def sites_between(session: Session, starts: Nodes) -> tuple[Site, ...]:
     return sites
 
 
+#: How ids are looked up where they are to be explained.
+LOOKED_UP = (
+    "if it holds ids: look them up by torch.nn.Embedding, table[ids] or table.index_select; other "
+    "ways are not followed"
+)
+
+
 def reached_inputs(session: Session, starts: Nodes) -> dict[str, fx.Node]:
     """The explained inputs that any of ``starts`` depends on, in the order of the model's call.
     Raises ``TargetError`` if there is none."""
@@ -85,6 +92,8 @@ def reached_inputs(session: Session, starts: Nodes) -> dict[str, fx.Node]:
         return found
     named = ", ".join(map(repr, program.leaves)) or "there is none"
     constants = [f"{n!r} is a constant: it {why}" for n, why in program.constant_inputs.items()]
+    if any(NO_EMBEDDING in why for why in program.constant_inputs.values()):
+        constants.append(LOOKED_UP)
     read = (
         f"the model takes values of its inputs into Python ({', '.join(program.decisions[:3])}), "
         "and what is computed of them there is a constant"

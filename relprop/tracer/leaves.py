@@ -29,6 +29,10 @@ Leaves = dict[str, fx.Node]
 Structure = tuple[Mapping[fx.Node, Axes], tuple[Site, ...]]
 
 
+#: Why whole numbers are constants.
+NO_EMBEDDING = "feed no embedding"
+
+
 def candidates(placeholders: Mapping[str, fx.Node]) -> tuple[Leaves, dict[str, str]]:
     """The inputs that can be explained, each with the node where it would start; and why the others
     cannot."""
@@ -46,7 +50,7 @@ def candidates(placeholders: Mapping[str, fx.Node]) -> tuple[Leaves, dict[str, s
                 leaves[name] = embedding
         else:
             kinds = str(val(node).dtype).removeprefix("torch.")
-            cannot[name] = f"holds {kinds} numbers that feed no embedding"
+            cannot[name] = f"holds {kinds} numbers that {NO_EMBEDDING}"
     return leaves, cannot
 
 

@@ -40,17 +40,9 @@ spell(
     ),
     embedding_sample_by_sample=lambda ids, w: torch.stack([F.embedding(i, w) for i in ids]),
     index_select_by_sample=lambda ids, w: torch.stack([w.index_select(0, i) for i in ids]),
-    gather=lambda ids, w: w.expand(len(ids), -1, -1).gather(
-        1, ids[..., None].expand(-1, -1, WIDTH)
-    ),
     gather_of_the_table=lambda ids, w: w.gather(0, ids.reshape(-1, 1).expand(-1, WIDTH)).unflatten(
         0, ids.shape
     ),
-    take_along_dim=lambda ids, w: torch.take_along_dim(w[None], ids[..., None], 1),
-    take=lambda ids, w: torch.take(w, ids[..., None] * WIDTH + torch.arange(WIDTH)),
-    index_of_the_flat_table=lambda ids, w: w.flatten()[
-        ids[..., None] * WIDTH + torch.arange(WIDTH)
-    ],
     one_hot_linear=lambda ids, w: F.linear(_hot(ids, w), w.T),
     one_hot_einsum=lambda ids, w: torch.einsum("bnv,vd->bnd", _hot(ids, w), w),
     one_hot_tensordot=lambda ids, w: torch.tensordot(_hot(ids, w), w, 1),
@@ -70,44 +62,24 @@ spell(
     one_hot_without_class_count=lambda ids, w: (
         F.one_hot(torch.cat([ids, torch.full_like(ids[:1], len(w) - 1)])).to(w.dtype)[:-1] @ w
     ),
-    masks_of_every_word=lambda ids, w: sum((ids == i)[..., None] * w[i] for i in range(len(w))),
-    written_by_masks=lambda ids, w: _by_masks(ids, w),
-    masks_stacked_and_summed=lambda ids, w: torch.stack(
-        [(ids == i).to(w.dtype)[..., None] * row for i, row in enumerate(w)]
-    ).sum(0),
-    index_of_pairs=lambda ids, w: w[ids[..., None], torch.arange(WIDTH)],
-    index_of_three_axes=lambda ids, w: w.unflatten(1, (2, -1))[ids].flatten(-2),
-    take_of_the_transposed=lambda ids, w: w.T.take(ids[..., None] + len(w) * torch.arange(WIDTH)),
     select_of_the_transposed=lambda ids, w: w.T.index_select(1, ids.flatten()).T.reshape(
         *ids.shape, -1
     ),
-    sum_of_two_tables=lambda ids, w: F.embedding(ids, w / 4) + F.embedding(ids, 3 * w / 4),
     bag_with_weights=lambda ids, w: F.embedding_bag(
         ids.view(-1, 1),
         w,
         mode="sum",
         per_sample_weights=torch.ones(ids.numel(), 1).to(w),
     ).view(*ids.shape, -1),
-    ids_of_floats=lambda ids, w: F.embedding((ids.float() + 0.25).floor().long(), w),
-    ids_of_halves=lambda ids, w: w.repeat_interleave(2, 0)[(ids * 4 / 2).long()],
     bag_of_one=lambda ids, w: F.embedding_bag(ids.flatten()[:, None], w, mode="sum").view(
         *ids.shape, -1
-    ),
-    two_halves=lambda ids, w: torch.cat(
-        [F.embedding(ids, w[:, : WIDTH // 2]), F.embedding(ids, w[:, WIDTH // 2 :])], -1
     ),
     vmap=lambda ids, w: torch.vmap(lambda i: F.embedding(i, w))(ids),
     ids_clamped=lambda ids, w: F.embedding(ids.clamp(0, VOCABULARY - 1), w),
     ids_modulo=lambda ids, w: F.embedding(ids % VOCABULARY, w),
     ids_there_and_back=lambda ids, w: F.embedding((ids + 1) - 1, w),
     ids_cast=lambda ids, w: F.embedding(ids.to(torch.int32).long(), w),
-    ids_of_doubles=lambda ids, w: F.embedding(ids.double().round().long(), w),
     table_rolled=lambda ids, w: F.embedding((ids + 2) % VOCABULARY, w.roll(2, 0)),
-    table_in_two=lambda ids, w: torch.where(
-        (ids < 6)[..., None],
-        F.embedding(ids.clamp(max=5), w[:6]),
-        F.embedding((ids - 6).clamp(min=0), w[6:]),
-    ),
     table_and_a_row_more=lambda ids, w: F.embedding(ids, F.pad(w, (0, 0, 0, 1))),
     written_by_index=lambda ids, w: _written(ids, w),
     # Ids in another order, and their rows back in place.
@@ -127,13 +99,6 @@ spell(
 )
 
 
-def _by_masks(ids, w):
-    out = w.new_zeros(*ids.shape, WIDTH)
-    for i, row in enumerate(w):
-        out[ids == i] = row
-    return out
-
-
 def _ordered(ids, w, steps):
     order = steps % ids.shape[1] if ids.shape[1] % 3 else steps.flip(0) // 3
     return w[ids[:, order]][:, order.argsort()]
@@ -151,6 +116,15 @@ def _written(ids, w):
         out[:, i] = w[ids[:, i]]
     return out
 
+
+spell(
+    "embed",
+    IDS,
+    refused="depends on no explained input",
+    gather=lambda ids, w: w.expand(len(ids), -1, -1).gather(
+        1, ids[..., None].expand(-1, -1, WIDTH)
+    ),
+)
 
 spell(
     "embed",
