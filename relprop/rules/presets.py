@@ -221,7 +221,8 @@ EPSILON = variant(
 ATTNLRP = variant("attnlrp", *attnlrp_lines())
 ATTNLRP_IDENTITY = variant("attnlrp_identity", *attnlrp_lines(norms=False))
 CP_LRP = variant("cp_lrp", *attnlrp_lines(constants=("constant", "attention", "gate")))
-LIBRA = variant("libra", *attnlrp_lines(constants=("constant", "attention", "routing")))
+LIBRA_CONSTANTS = ("constant", "attention", "routing")
+LIBRA = variant("libra", *attnlrp_lines(constants=LIBRA_CONSTANTS))
 
 
 def lrp_gamma(gamma: float = GAMMA, conv_gamma: float | None = None) -> RuleSet:

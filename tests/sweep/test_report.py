@@ -87,19 +87,20 @@ def test_a_report_counts_and_names_causes(tmp_path):
 
 def test_the_column_of_one_gradient_is_written_into_an_earlier_report(tmp_path):
     new = [
-        Record("hf/bert/A", "hf", "bert", "A", gradient_error=2e-15),
-        Record("timm/resnet/B", "timm", "resnet", "B", walked="it has exp"),
+        Record("hf/bert/A", "hf", "bert", "A", gradient_error=2e-15, balanced_error=3e-15),
+        Record("timm/resnet/B", "timm", "resnet", "B", walked="it has exp", unbalanced="NaN"),
         Record("hf/odd/C", "hf", "odd", "C", status=FAILED, cause="process: not done"),
     ]
     before = {"command": "c", "versions": {"torch": "1"}, "excluded": {}}
     before["records"] = [r.as_dict() for r in (GOOD, PLAIN, BAD)]
     as_json, as_text = write_merged(before, new, tmp_path)
     good, plain, bad = merged(before, new)
-    assert (good.status, good.gradient_error) == (GOOD.status, 2e-15)
-    assert plain.walked == "it has exp" and bad == BAD
+    assert (good.status, good.gradient_error, good.balanced_error) == (GOOD.status, 2e-15, 3e-15)
+    assert (plain.walked, plain.unbalanced) == ("it has exp", "NaN") and bad == BAD
     text, result = as_text.read_text(), read_report(as_json)
     assert "| 2e-15 |" in text and "| walked: it has exp |" in text and "| not measured |" in text
     assert "1 of 3 models by one gradient, largest difference 2e-15; 1 walked: it has exp;" in text
+    assert "1 of 3 models have one, largest difference 3e-15; 1 without: NaN; 1 not" in text
     assert result["versions"] == {"torch": "1"} and "measured with torch" in text
     wrong = replace(new[0], gradient_error=0.1, failures=[["one gradient", "it differs"]])
     (worse, *_) = merged(result, [wrong])
@@ -112,7 +113,7 @@ def test_one_gradient_is_compared_with_the_walk(monkeypatch):
     (subject,) = subjects("hf", "hf/bert/BertForMaskedLM")
     record = examine(subject, gradient_alone=True)
     assert record.status == "measured" and 0 <= record.gradient_error <= 1e-12
-    assert record.gradient_rounding is None
+    assert record.gradient_rounding is None and 0 <= record.balanced_error <= 1e-12
     with monkeypatch.context() as patched:  # what rounding makes differs between processors
         patched.setattr(gradient, "_apart", lambda one, other, i=None: 1e-3 if i is None else 2e-4)
         record = examine(subject, gradient_alone=True)
@@ -125,6 +126,12 @@ def test_one_gradient_is_compared_with_the_walk(monkeypatch):
     monkeypatch.setattr(gradient, "EXACT", relprop.rules.lrp_gamma(0.25))  # whose walk has its ε
     record = examine(subject, gradient_alone=True)
     assert record.status == FAILED and record.cause.startswith("one gradient: AssertionError: it")
+    monkeypatch.undo()
+    monkeypatch.setattr(gradient, "BALANCED", relprop.rules.lrp_gamma(0.25))
+    record = examine(subject, gradient_alone=True)
+    assert record.cause.startswith("balanced gradient: AssertionError: it differs from the walk")
+    monkeypatch.setattr(gradient, "BALANCED", relprop.rules.LRP)
+    assert "LRP" in examine(subject, gradient_alone=True).unbalanced.upper()
 
 
 def test_a_regression_is_a_line():

@@ -72,12 +72,12 @@ def chosen(only: str, sample: int = 0, among: Iterable[str] | None = None) -> di
     """The subjects that are asked for, in an order by chance: none takes long at the end."""
     words, known = [w for w in only.split(",") if w], every()
     found = [n for n in among or known if not words or any(w in n for w in words)]
-    seed = _commit() if sample else ""
+    seed = commit() if sample else ""
     found.sort(key=lambda n: zlib.crc32(f"{seed}{n}".encode()))
     return {n: known[n] for n in found[: sample or None]}
 
 
-def _commit() -> str:
+def commit() -> str:
     """The commit, which draws the sample; no commit draws the same one."""
     asked = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True)
     return asked.stdout.strip()

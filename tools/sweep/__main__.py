@@ -46,7 +46,7 @@ def main(
         bool,
         typer.Option(
             "--gradient-alone",
-            help="Measure the column 'one gradient' alone, and write it into the report that "
+            help="Measure the columns of gradients alone, and write them into the report that "
             "--check names, for all models measured so far.",
         ),
     ] = False,

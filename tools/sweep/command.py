@@ -37,7 +37,7 @@ def sweep(
     ``check`` got worse.
 
     An interrupted sweep goes on where it stopped, unless ``fresh``. ``gradient_alone``: of each
-    subject the column *one gradient* alone, written into the report ``check``; what was measured is
+    subject the columns of gradients alone, written into the report ``check``; what was measured is
     kept, for others to follow.
     """
     left_out = json.loads(exclusions.read_text()) if exclusions else {}

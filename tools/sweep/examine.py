@@ -24,9 +24,10 @@ from relprop.tracer.judge import difference
 from relprop.tracer.program import Program
 from relprop.tracer.run import execute
 from relprop.tracer.surroundings import undisturbed
-from tools.sweep.gradient import one_gradient
+from tools.sweep.gradient import balanced_gradient, one_gradient
 from tools.sweep.huggingface_inputs import along
 from tools.sweep.record import (
+    BALANCED_STAGE,
     EXPLAINED,
     FAILED,
     GRADIENT_STAGE,
@@ -50,8 +51,8 @@ Streams = dict[str, Explanation]
 
 
 def examine(subject: Subject, gradient_alone: bool = False) -> Record:
-    """The subject's record; of its columns *one gradient* alone, if that is wanted. It never raises
-    for what a model does."""
+    """The subject's record; of its columns those of gradients alone, if that is wanted. It never
+    raises for what a model does."""
     record = Record(
         subject.name,
         subject.source,
@@ -69,7 +70,7 @@ def examine(subject: Subject, gradient_alone: bool = False) -> Record:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if gradient_alone:
-                _one_gradient(built, record)
+                _gradients(built, record)
             else:
                 _columns(built, record)
         if gradient_alone:
@@ -92,7 +93,7 @@ def _columns(built: Built, record: Record) -> None:
         if together is not None:
             with _stage(record, "batch-exactness"):
                 record.batch_error = _batch_error(built, record)
-        _one_gradient(built, record)
+        _gradients(built, record)
     with _stage(record, "model untouched"):
         changed = differences(before, snapshot(model, inputs))
         record.untouched = not changed
@@ -100,9 +101,10 @@ def _columns(built: Built, record: Record) -> None:
             raise AssertionError(f"{len(changed)} things changed: {', '.join(changed[:4])}")
 
 
-def _one_gradient(built: Built, record: Record) -> None:
-    with _stage(record, GRADIENT_STAGE):
-        one_gradient(partial(_explain, built, record), _batch(built.inputs), record)
+def _gradients(built: Built, record: Record) -> None:
+    for stage, measured in ((GRADIENT_STAGE, one_gradient), (BALANCED_STAGE, balanced_gradient)):
+        with _stage(record, stage):
+            measured(partial(_explain, built, record), _batch(built.inputs), record)
 
 
 @contextmanager

@@ -1,51 +1,84 @@
-"""Whether relevance by one gradient is what the walk gives: the column of that name."""
+"""Whether relevance by one gradient, and a balanced gradient times the input, are what the walk
+gives: the columns of those names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from relprop.errors import NoAttentionError, OptionError, first_line
 from relprop.explanation import Explanation
 from relprop.rules.attnlrp import attnlrp_lines
-from relprop.rules.presets import variant
+from relprop.rules.presets import LIBRA_CONSTANTS, variant
 from relprop.tracer.judge import difference
 from tools.sweep.record import Record
 
-#: AttnLRP without a stabiliser, of which the gradient is no limit.
+#: AttnLRP and LibraGrad's model without a stabiliser, of which the gradient is no limit.
 EXACT = variant("attnlrp, ε = 0", *attnlrp_lines(0.0))
+BALANCED = variant("libra, ε = 0", *attnlrp_lines(0.0, constants=LIBRA_CONSTANTS))
 #: Differences that count as none, of the largest score.
 AGREE = 1e-12
 #: How much more than rounding may be between them, which are not the same operations.
 TIMES = 10
+#: ``relprop.explain`` with its options, and ``sample=`` for one sample alone.
+Explain = Callable[..., Explanation]
 
 
-def one_gradient(explain: Callable[..., Explanation], samples: int, record: Record) -> None:
+def one_gradient(explain: Explain, samples: int, record: Record) -> None:
     """Write down how far ``attnlrp`` by one gradient is from the walk, in double precision, or why
-    there is no gradient. ``explain`` takes the options of ``relprop.explain``, and ``sample=`` for
-    one of the ``samples`` alone.
-
-    Where they differ, what rounding makes of such a model is measured on both by the samples one
-    by one, whose products are summed in another order. Raises
-    ``AssertionError`` for more than that.
-    """
+    there is no gradient. Raises ``AssertionError`` for more than rounding."""
     how: dict[str, Any] = {"method": "attnlrp", "rules": EXACT, "precision": "float64"}
     fast = explain(**how)
     if fast.facts["relevance"] != "one gradient":
         record.walked = str(fast.facts["relevance"]).removeprefix("walked: ")
         return
-    walked = explain(**how, ledger=True)
-    record.gradient_error = _apart(fast, walked)
-    if record.gradient_error <= AGREE:
+    walk = how | {"ledger": True}
+    record.gradient_error, record.gradient_rounding = _compared(explain, fast, how, walk, samples)
+    _need(record.gradient_error, record.gradient_rounding)
+
+
+def balanced_gradient(explain: Explain, samples: int, record: Record) -> None:
+    """Write down how far gradient × input of the balanced model is from relevance by the same rules
+    walked, in double precision, or why there is none; and that ``gae`` has a balanced gradient,
+    too. Raises ``AssertionError`` for more than rounding."""
+    how: dict[str, Any] = {"gradient": BALANCED, "precision": "float64"}
+    by_input = how | {"method": "gradient_x_input"}
+    try:
+        fast = explain(**by_input)
+        explain(**how, method="gae")
+    except NoAttentionError:
+        pass
+    except OptionError as why:
+        record.unbalanced = first_line(why)
         return
-    record.gradient_rounding = max(
-        _apart(whole, explain(**how, ledger=ledger, sample=i), i)
-        for whole, ledger in ((fast, None), (walked, True))
+    walk = {"method": "attnlrp", "rules": BALANCED, "precision": "float64", "ledger": True}
+    found = _compared(explain, fast, by_input, walk, samples)
+    record.balanced_error, record.balanced_rounding = found
+    _need(*found)
+
+
+def _compared(
+    explain: Explain, fast: Explanation, how: dict[str, Any], walk: dict[str, Any], samples: int
+) -> tuple[float, float | None]:
+    """How far scores are from the walk's, and, where they differ, what rounding makes of such a
+    model: measured on both by the samples one by one, whose products are summed in another
+    order."""
+    walked = explain(**walk)
+    error = _apart(fast, walked)
+    if error <= AGREE:
+        return error, None
+    alone = (
+        _apart(whole, explain(**given, sample=i), i)
+        for whole, given in ((fast, how), (walked, walk))
         for i in range(samples)
     )
-    most = max(AGREE, TIMES * record.gradient_rounding)
-    if not record.gradient_error <= most:
-        far = f"it differs from the walk by {record.gradient_error:.1e}, more than {most:.0e}"
-        raise AssertionError(far)
+    return error, max(alone)
+
+
+def _need(error: float, rounding: float | None) -> None:
+    most = max(AGREE, TIMES * (rounding or 0.0))
+    if not error <= most:
+        raise AssertionError(f"it differs from the walk by {error:.1e}, more than {most:.0e}")
 
 
 def _apart(one: Explanation, other: Explanation, sample: int | None = None) -> float:

@@ -14,8 +14,8 @@ EXPLAINED, NO_ATTENTION, FAILED, NOT_BUILT = (
 )
 #: The status where one column alone was asked for.
 MEASURED = "measured"
-#: Whose failures are told where one gradient is not what the walk gives.
-GRADIENT_STAGE = "one gradient"
+#: Whose failures are told where one gradient, or a balanced one, is not what the walk gives.
+GRADIENT_STAGE, BALANCED_STAGE = "one gradient", "balanced gradient"
 
 
 @dataclass
@@ -50,6 +50,9 @@ class Record:
     gradient_error: float | None = None
     gradient_rounding: float | None = None
     walked: str = ""
+    balanced_error: float | None = None
+    balanced_rounding: float | None = None
+    unbalanced: str = ""
     streams: dict[str, list[int]] = field(default_factory=dict)
     finite: bool | None = None
     largest_score: float | None = None

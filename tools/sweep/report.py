@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.sweep.record import (
+    BALANCED_STAGE,
     EXPLAINED,
     FAILED,
     GRADIENT_STAGE,
@@ -22,6 +23,12 @@ from tools.sweep.record import (
 COMMAND = "make sweep"
 SOURCES = {"timm": "timm", "hf": "Hugging Face"}
 LIBRARIES = ("torch", "timm", "transformers")
+#: What is measured of gradients, and where it fails.
+COLUMNS = (
+    *("gradient_error", "gradient_rounding", "walked"),
+    *("balanced_error", "balanced_rounding", "unbalanced"),
+)
+STAGES = (GRADIENT_STAGE, BALANCED_STAGE)
 
 
 def write_report(
@@ -49,7 +56,7 @@ def _write(result: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
 def write_merged(
     before: Mapping[str, Any], measured: Iterable[Record], folder: Path
 ) -> tuple[Path, Path]:
-    """Write both files into ``folder``: an earlier report with the column *one gradient* of those
+    """Write both files into ``folder``: an earlier report with the columns of gradients of those
     that were ``measured`` since, and the versions that this was done with."""
     versions = {name: importlib.metadata.version(name) for name in LIBRARIES}
     records = [r.as_dict() for r in merged(before, measured)]
@@ -57,20 +64,20 @@ def write_merged(
 
 
 def merged(before: Mapping[str, Any], measured: Iterable[Record]) -> list[Record]:
-    """An earlier report's records with the column *one gradient* of those that were ``measured``:
+    """An earlier report's records with the columns of gradients of those that were ``measured``:
     not of those whose process ended."""
     reached = (r for r in measured if r.gradient_error is not None or r.walked)
     found, records = {r.name: r for r in reached}, [Record.of(r) for r in before["records"]]
     for record in records:
         if (new := found.get(record.name)) is None:
             continue
-        record.gradient_error, record.walked = new.gradient_error, new.walked
-        record.gradient_rounding = new.gradient_rounding
-        record.failures = [f for f in record.failures if f[0] != GRADIENT_STAGE]
-        record.failures += [f for f in new.failures if f[0] == GRADIENT_STAGE]
+        for name in COLUMNS:
+            setattr(record, name, getattr(new, name))
+        record.failures = [f for f in record.failures if f[0] not in STAGES]
+        record.failures += [f for f in new.failures if f[0] in STAGES]
         if record.failures:
             record.status, record.cause = FAILED, ": ".join(record.failures[0])
-        elif record.status == FAILED:  # by this column alone
+        elif record.status == FAILED:  # by these columns alone
             record.status, record.cause = EXPLAINED if record.sites else NO_ATTENTION, ""
     return records
 
@@ -99,7 +106,7 @@ def regressions(records: Iterable[Record], before: Mapping[str, Any]) -> list[st
 def markdown(result: Mapping[str, Any]) -> str:
     """The page for readers."""
     records = [Record.of(r) for r in result["records"]]
-    parts = [_head(result), _counts(records), _one_gradient(records), _failures(records)]
+    parts = [_head(result), _counts(records), _gradients(records), _failures(records)]
     for source, title in SOURCES.items():
         if some := [r for r in records if r.source == source]:
             parts.append(_table(f"{title}: {len(some)} models", some))
@@ -138,7 +145,7 @@ every softmax ends in an attention site or was looked at by a person and is none
 padding give in one call what they give one by one (to 1e-6 in float64); every explained input has finite scores that are not all 0, and padding has exactly 0; model and process
 are left bit for bit as they were. A failure names its first cause.
 
-*One gradient*: how far the scores of `method="attnlrp"` by one gradient are from those of the walk with ε = 0, in float64, relative to the largest (more than 1e-12 is a failure, unless rounding makes as much of the model: with ±, how far a sample in a batch is from the sample alone); or why relevance is walked{since}."""  # noqa: E501
+*One gradient*: how far the scores of `method="attnlrp"` by one gradient are from those of the walk with ε = 0, in float64, relative to the largest (more than 1e-12 is a failure, unless rounding makes as much of the model: with ±, how far a sample in a batch is from the sample alone); or why relevance is walked. *Balanced gradient*: the same of `gradient_x_input` with `gradient="balanced"` and the walk by its rules; `gae` has one, too; or why there is none{since}."""  # noqa: E501
 
 
 def _counts(records: list[Record]) -> str:
@@ -165,20 +172,28 @@ def _counts(records: list[Record]) -> str:
     )
 
 
-def _one_gradient(records: list[Record]) -> str:
-    """How many models have relevance as one gradient."""
-    by_gradient = [r.gradient_error for r in records if r.gradient_error is not None]
-    walked = Counter(r.walked for r in records if r.walked)
-    whys = "".join(f"; {n} walked: {why}" for why, n in walked.most_common())
-    left = len(records) - len(by_gradient) - walked.total()
-    largest = f", largest difference {max(by_gradient):.0e}" if by_gradient else ""
-    rounded = sum(r.gradient_rounding is not None for r in records)
-    largest += f" (of {rounded} more than 1e-12, as rounding alone makes)" if rounded else ""
-    return (
-        "## One gradient\n\n"
-        f"{len(by_gradient)} of {len(records)} models by one gradient{largest}{whys}; "
-        f"{left} not measured."
+def _gradients(records: list[Record]) -> str:
+    """How many models have relevance as one gradient, and a balanced gradient."""
+    one = [(r.gradient_error, r.gradient_rounding, r.walked) for r in records]
+    balanced = [(r.balanced_error, r.balanced_rounding, r.unbalanced) for r in records]
+    return "\n\n".join(
+        [
+            f"## One gradient\n\n{_measured(one, 'by one gradient', 'walked')}",
+            f"## Balanced gradients\n\n{_measured(balanced, 'have one', 'without')}",
+        ]
     )
+
+
+def _measured(found: list[tuple[float | None, float | None, str]], have: str, without: str) -> str:
+    """How many models have it, how far it is from the walk, and why the others have it not."""
+    errors = [error for error, _, _ in found if error is not None]
+    reasons = Counter(why for _, _, why in found if why)
+    whys = "".join(f"; {n} {without}: {why}" for why, n in reasons.most_common())
+    left = len(found) - len(errors) - reasons.total()
+    largest = f", largest difference {max(errors):.0e}" if errors else ""
+    rounded = sum(rounding is not None for _, rounding, _ in found)
+    largest += f" (of {rounded} more than 1e-12, as rounding alone makes)" if rounded else ""
+    return f"{len(errors)} of {len(found)} models {have}{largest}{whys}; {left} not measured."
 
 
 def _failures(records: list[Record]) -> str:
@@ -197,8 +212,8 @@ def _failures(records: list[Record]) -> str:
 def _table(title: str, records: list[Record]) -> str:
     head = (
         "| model | status | captured by, s | sites / softmaxes | graph error, another "
-        "input | generic rule | ledger | batch | one gradient | scores for | s "
-        "|\n|---|---|---|---|---|---|---|---|---|---|---|"
+        "input | generic rule | ledger | batch | one gradient | balanced gradient | scores for | s "
+        "|\n|---|---|---|---|---|---|---|---|---|---|---|---|"
     )
     rows = []
     for r in records:
@@ -211,17 +226,27 @@ def _table(title: str, records: list[Record]) -> str:
             f"{_number(r.graph_error)}, "
             f"{_number(r.graph_error_another)}{' (double)' if r.another_in_double else ''} "
             f"| {', '.join(r.generic)} | {_number(r.ledger_error)} | "
-            f"{_number(r.batch_error)} | {_gradient(r)} | {streams} | {r.seconds:.1f} |"
+            f"{_number(r.batch_error)} | {_gradient(r)} | {_balanced(r)} | {streams} "
+            f"| {r.seconds:.1f} |"
         )
     return f"## {title}\n\n{head}\n" + "\n".join(rows)
 
 
 def _gradient(record: Record) -> str:
     """How far one gradient is from the walk, or why relevance is walked."""
-    if record.gradient_error is None:
-        return f"walked: {_cell(record.walked)}" if record.walked else "not measured"
-    rounding = record.gradient_rounding
-    return _number(record.gradient_error) + (f" ± {_number(rounding)}" if rounding else "")
+    why = f"walked: {record.walked}" if record.walked else ""
+    return _distance(record.gradient_error, record.gradient_rounding, why)
+
+
+def _balanced(record: Record) -> str:
+    """How far a balanced gradient times the input is from the walk, or why there is none."""
+    return _distance(record.balanced_error, record.balanced_rounding, record.unbalanced)
+
+
+def _distance(error: float | None, rounding: float | None, why: str) -> str:
+    if error is None:
+        return _cell(why) or "not measured"
+    return _number(error) + (f" ± {_number(rounding)}" if rounding else "")
 
 
 def _number(value: float | None, how: str = ".0e") -> str:
