@@ -1,4 +1,4 @@
-"""What relevance as one gradient costs: CPU time ÷ that of one forward pass and input gradient by
+"""What relevance as one gradient and a balanced gradient cost: CPU time ÷ that of one forward pass and input gradient by
 autograd alone, on one thread.
 
     python benchmarks/one_gradient.py          # ViT-B/16, BERT-base at 512, a Llama at 2,048
@@ -89,6 +89,9 @@ def main() -> None:
     print("CPU time ÷ forward + input gradient\n")
     calls: dict[str, dict[str, Any]] = {
         "gradient_x_input": {"method": "gradient_x_input"},
+        "gradient_x_input, balanced": {"method": "gradient_x_input", "gradient": "balanced"},
+        "gae": {"method": "gae"},
+        "gae, balanced": {"method": "gae", "gradient": "balanced"},
         "attnlrp": {"method": "attnlrp"},
         "attnlrp, verify=False": {"method": "attnlrp", "verify": False},
         "cp_lrp, verify=False": {"method": "cp_lrp", "verify": False},
