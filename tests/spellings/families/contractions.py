@@ -58,10 +58,6 @@ spell(
         (a[:, :, :, None] * v.mT[:, :, None]) @ torch.ones(a.shape[-1], dtype=a.dtype)
     ),
     vecdot=lambda a, v: torch.linalg.vecdot(a[:, :, :, None], v.mT[:, :, None]),
-    query_by_query=lambda a, v: torch.stack([(w[:, :, None] @ v)[:, :, 0] for w in a.unbind(2)], 2),
-    query_by_query_as_matrix_times_vector=lambda a, v: torch.stack(
-        [(v.mT @ w[..., None]).squeeze(-1) for w in a.unbind(2)], 2
-    ),
     feature_by_feature=lambda a, v: torch.cat([a @ f for f in v.split(1, -1)], -1),
     mm_of_every_head=_mapped(torch.mm),
     linear_of_every_head=_mapped(lambda x, y: F.linear(x, y.T)),

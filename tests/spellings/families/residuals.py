@@ -47,7 +47,6 @@ spell(
     in_place_onto_zeros=lambda x, y: torch.zeros_like(x).add_(x).add_(y),
     stacked_last=lambda x, y: torch.stack([x, y], -1).sum(-1),
     stacked_between=lambda x, y: torch.stack((x, y), dim=2).sum(2),
-    stacked_mean_last=lambda x, y: torch.stack([x, y], -1).mean(-1) * 2,
     joined_and_summed=lambda x, y: torch.cat([x[None], y[None]]).sum(dim=0),
     joined_features_summed=lambda x, y: torch.cat([x, y], -1).unflatten(-1, (2, -1)).sum(2),
     joined_tokens_summed=lambda x, y: torch.cat([x, y], 1).view(len(x), 2, *x.shape[1:]).sum(1),
@@ -112,11 +111,6 @@ spell(
     index_add_alpha=lambda x, y: x.index_add(2, torch.arange(x.shape[2]), y / 2, alpha=2),
     scatter_add=lambda x, y: x.scatter_add(
         1, torch.arange(x.shape[1])[None, :, None].expand_as(x), y
-    ),
-    scatter_add_onto_zeros=lambda x, y: torch.zeros_like(x).scatter_add(
-        1,
-        torch.arange(x.shape[1]).repeat(2)[None, :, None].expand(len(x), -1, 8),
-        torch.cat([x, y], 1),
     ),
     index_put=lambda x, y: x.index_put(
         (torch.arange(len(x))[:, None], torch.arange(x.shape[1])), y, accumulate=True
