@@ -9,9 +9,9 @@ those of a shell: ``blocks.*.attn:softmax``.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor, fx, nn
 from relprop.adapters import Prepared
 from relprop.api.hooks import RelevanceHook, chain, tidy
 from relprop.api.node_names import node_labels
+from relprop.api.settings import PARTS, Places, applied, change_of
 from relprop.api.why import Why, why
 from relprop.door import guarded
 from relprop.errors import OptionError, RelpropError, is_strict, message, nearest, strictly
@@ -43,7 +44,10 @@ from relprop.runner.run import Part, Run
 from relprop.runner.session import Session, open_session
 from relprop.targets import Start, possible_starts
 from relprop.tracer.binding import Inputs, bind
+from relprop.tracer.changes import Change, changed
+from relprop.tracer.follow import depending
 from relprop.tracer.program import is_floating, role
+from relprop.tracer.run import execute
 from relprop.tracer.surroundings import undisturbed
 
 
@@ -69,6 +73,9 @@ class Instrument:
     def __init__(self, session: Session, inputs: Inputs, target: Any) -> None:
         self.session, self.inputs, self.target = session, inputs, target
         self._labels = node_labels(session.program)
+        self._own = session, inputs, self._labels
+        #: What stands in place of each node of the program that was captured.
+        self._now = {node: node for node in session.program.graph.nodes}
         self._hooks: dict[int, tuple[frozenset[fx.Node], RelevanceHook]] = {}
         self._count = 0
         self._closed = False
@@ -178,9 +185,90 @@ class Instrument:
         if not callable(function):
             raise OptionError(f"hook({pattern!r}, {function!r}): a function is needed")
         self._count += 1
-        self._hooks[self._count] = (frozenset(self._matching(pattern).values()), function)
+        nodes = frozenset(self._own[2][name] for name in self._matching(pattern))
+        self._hooks[self._count] = (nodes, function)
         self._forget()
         return Handle(self, self._count)
+
+    def set(
+        self,
+        name: str,
+        value: float | Tensor | Callable[[Tensor], Tensor],
+        *,
+        positions: Places = None,
+        heads: Places = None,
+        features: Places = None,
+        samples: Places = None,
+    ) -> None:
+        """Let ``value`` stand at a node from now on: outputs, values, gradients, relevance and
+        explanations are those of the changed run, until ``clear()`` or the end of the block. The
+        model itself is left as it is.
+
+        Args:
+            name: one node, as ``names()`` has it. An attention map is set as it is: its rows are
+                not normalised again.
+            value: a number or a tensor that stretches to what it stands for; or a function that
+                gets the value as the changed run has it, batch first, and returns one of its shape,
+                each sample's by itself. Gradient and relevance end at a given value, and the ledger
+                books there what arrives as ``set NAME``; a function they pass like any part of the
+                model.
+            positions, heads, features, samples: which part of the value alone: an integer, a list
+                of them or a slice. Positions of an attention map are its queries.
+
+        >>> import torch, relprop
+        >>> from relprop.demo.model import digit_scene_model
+        >>> with relprop.instrument(digit_scene_model(), torch.rand(2, 1, 32, 32), target=3) as probe:
+        ...     before = probe.output()
+        ...     probe.set("blocks.2.attn:heads", 0.0, heads=1)
+        ...     changed = probe.output() - before
+        """  # noqa: E501
+        parts = {"positions": positions, "heads": heads, "features": features, "samples": samples}
+        change = self._change(name, value, parts)
+        made = changed(self.session.program, self.inputs, change, self.session.model)
+        self.session = replace(self.session, program=made.program)
+        self.inputs = made.inputs
+        self._now = {node: made.nodes[now] for node, now in self._now.items()}
+        self._labels = {n: self._now[node] for n, node in self._own[2].items()}
+        self._forget()
+
+    def clear(self) -> None:
+        """Take all that was ``set`` away again."""
+        self.session, self.inputs, self._labels = self._own
+        self._now = {node: node for node in self.session.program.graph.nodes}
+        self._forget()
+
+    def output(self) -> Tensor:
+        """y_t of every sample, (batch,), with what is set."""
+        return self._forward()[1].scalars.detach()
+
+    def many(self, settings: Sequence[Mapping[str, Any]]) -> Tensor:
+        """y_t of every sample for each of many settings, (settings, batch). A setting has the
+        arguments of ``set`` by name: ``{"name": ..., "value": 0.0, "heads": 1}``. It is beside what
+        is set already, and runs the graph from its node on alone."""
+        done, start = self._forward()
+        session, program = self.session, self.session.program
+        held, rows = done.detached(), []
+        assert start.again is not None
+        for setting in settings:
+            parts = {part: setting.get(part) for part in PARTS}
+            change = self._change(setting["name"], setting["value"], parts)
+            below = depending(program.graph.nodes, [change.node])
+            known = {n: v for n, v in held.items() if n not in below and n.op != "output"}
+            known[change.node] = applied(change, held[change.node])
+            outputs = set(program.output_nodes)
+            with undisturbed(session.model), torch.no_grad():
+                found = execute(program, session.model, self.inputs, outputs, known=known)
+                rows.append(start.again(found).detach())
+        return torch.stack(rows)
+
+    def _change(self, name: str, value: Any, parts: Mapping[str, Places]) -> Change:
+        """What ``set`` is told, for the graph as it is now."""
+        nodes = set(self._matching(name).values())
+        if len(nodes) > 1:
+            raise OptionError(f"{name!r} names {len(nodes)} nodes: give the name of one")
+        node, own = nodes.pop(), self._forward()[0].detached()
+        given = {part: at for part, at in parts.items() if at is not None}
+        return change_of(self.session.program, node, name, own[node], value, given)
 
     def explanation(
         self, *, method: str = "transformer_attribution", **options: Any
@@ -218,6 +306,7 @@ class Instrument:
             session, program = self.session, self.session.program
             nodes = program.graph.nodes
             watched = {n for n in nodes if is_floating(n) and role(n) == "activation"}
+            watched.update(self._labels.values())  # what is set is a constant
             part = Part(self.inputs, Prepared(None), 0, self.inputs.batch)
             with undisturbed(session.model):
                 kept = Kept(set(nodes), watched)
@@ -246,7 +335,8 @@ class Instrument:
             done, start = self._forward()
             leaves = frozenset(self.session.program.leaves.values())
             starts = tuple({n: None for term in start.terms for n in term.seeds})
-            plan = self.session.plan(starts, leaves | frozenset(self._labels.values()))
+            named = frozenset(n for n in self._labels.values() if role(n) == "activation")
+            plan = self.session.plan(starts, leaves | named)
             with self._warned():
                 self.session.tell(self.session.notices(plan))
             hooks, terms = self._hooks_by_node(), start.begun
@@ -264,7 +354,7 @@ class Instrument:
         by_node: dict[fx.Node, list[RelevanceHook]] = {}
         for nodes, function in self._hooks.values():
             for node in nodes:
-                by_node.setdefault(node, []).append(function)
+                by_node.setdefault(self._now[node], []).append(function)
         return {node: chain(node, functions) for node, functions in by_node.items()}
 
 

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from torch import fx
 
-from relprop.operations import name_of
+from relprop.operations import argument, is_call, name_of
+from relprop.tracer.editing import aten
 from relprop.tracer.program import Program, is_floating, place, role
 
 
+def heads_of(program: Program) -> dict[str, fx.Node]:
+    """By the name of each attention module's call, ``module:heads``, what its heads have gathered,
+    (tokens, heads, width), before the heads are joined and projected."""
+    found: dict[str, fx.Node] = {}
+    for site in program.sites:
+        for node in site.contraction.users:
+            if is_call(node, aten.permute) and argument(node, "dims") == [0, 2, 1, 3]:
+                found[f"{place(node).call}:heads"] = node
+    return found
+
+
 def node_labels(program: Program) -> dict[str, fx.Node]:
-    """Every floating node by name: ``module:op``, numbered where it repeats, and ``module`` for the
-    last node of a module's call."""
+    """Every floating node by name: ``module:op``, numbered where it repeats, ``module`` for the
+    last node of a module's call, and ``module:heads``."""
     inner: dict[str, fx.Node] = {}
     calls: dict[str, fx.Node] = {}
     for node in program.graph.nodes:
@@ -21,5 +33,6 @@ def node_labels(program: Program) -> dict[str, fx.Node]:
         inner[f"{base}#{number}" if number else base] = node
         for path, _ in place(node).modules:
             calls[path] = node
+    inner |= heads_of(program)
     order = {n: i for i, n in enumerate(program.graph.nodes)}
     return dict(sorted({**calls, **inner}.items(), key=lambda item: order[item[1]]))

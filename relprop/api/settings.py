@@ -1,0 +1,131 @@
+"""What ``probe.set`` is told, as a change of the graph: which part of which value, and what stands
+there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from relprop.api.hooks import tidy
+from relprop.errors import OptionError, message
+from relprop.tracer.atoms import is_token
+from relprop.tracer.changes import Change, Function
+from relprop.tracer.program import Program
+
+Places = int | Sequence[int] | slice | None
+#: How a part of a value is named, and what its axes are called.
+PARTS = ("samples", "heads", "positions", "features")
+
+
+def change_of(
+    program: Program, node: fx.Node, name: str, own: Tensor, value: Any, parts: Mapping[str, Places]
+) -> Change:
+    """The change that sets ``value``, a number, a tensor or a function, at the named ``parts`` of
+    the node's value (``own``, batch first, in the graph's shape). Raises ``OptionError``."""
+    shown = tidy(own)
+    chosen = {_axis(program, node, name, shown, part): at for part, at in parts.items()}
+    where = None
+    if chosen:
+        mask = torch.zeros(shown.shape, dtype=torch.bool, device=shown.device)
+        mask[_index(name, shown, chosen)] = True
+        where = mask.reshape(own.shape)
+    if callable(value):
+        return Change(node, name, function=_checked(name, value, own), where=_batched(where, own))
+    given = torch.as_tensor(value, dtype=shown.dtype, device=shown.device).detach()
+    whole = shown.detach().clone()
+    try:
+        whole[_index(name, shown, chosen)] = given
+    except RuntimeError as error:
+        part = list(whole[_index(name, shown, chosen)].shape)
+        fact = f"set({name!r}): the value has shape {list(given.shape)}, and stands for {part}"
+        then = ["a number, or a tensor that stretches to that"]
+        raise OptionError(message(fact, then=then)) from error
+    made = _batched(whole.reshape(own.shape), own)
+    return Change(node, name, value=made, where=_batched(where, own))
+
+
+def applied(change: Change, own: Tensor) -> Tensor:
+    """The node's value, batch first and in the graph's shape, with the change."""
+    given = change.value if change.function is None else change.function(tidy(own))
+    assert given is not None
+    made = given.to(own.dtype).expand(tidy(own).shape).reshape(own.shape)
+    return made if change.where is None else torch.where(change.where.reshape(own.shape), made, own)
+
+
+def _batched(value: Tensor | None, own: Tensor) -> Tensor | None:
+    """(batch, *one sample's shape without a leading 1), as an input has it."""
+    if value is None or own.dim() < 2 or own.shape[1] != 1:
+        return value
+    return value[:, 0]
+
+
+def _checked(name: str, function: Callable[[Tensor], Any], own: Tensor) -> Function:
+    """The function, which must return a tensor that stretches to what it gets, and leave that as it
+    is."""
+
+    def call(value: Tensor) -> Tensor:
+        made = function(value)
+        if not isinstance(made, Tensor):
+            raise OptionError(f"set({name!r}): the function returned {type(made).__name__}")
+        return made
+
+    shown = tidy(own).detach()
+    given = shown.clone()
+    made = call(given)
+    if not torch.equal(given, shown):
+        fact = f"set({name!r}): the function writes into the value that it gets"
+        raise OptionError(message(fact, then=["return a new tensor: value * 0, not value.mul_(0)"]))
+    alone = torch.cat([call(v[None]).expand(1, *v.shape) for v in shown])
+    if made.expand(shown.shape).sub(alone).abs().max() > 1e-5 * (1 + alone.abs().max()):
+        fact = f"set({name!r}): the function makes something else of a sample alone than of a batch"
+        then = ["set a value: probe.set(name, function(probe.value(name)[name]))"]
+        raise OptionError(message(fact, then=then))
+    return call
+
+
+def _index(name: str, shown: Tensor, chosen: dict[int, Places]) -> Any:
+    """An index of the chosen places of each axis, all others whole."""
+    if not chosen:
+        return ...
+    axes = []
+    for axis, size in enumerate(shown.shape):
+        at = chosen.get(axis)
+        places = torch.arange(size)[slice(None) if at is None else _entries(name, at, size)]
+        shape = [-1 if k == axis else 1 for k in range(shown.dim())]
+        axes.append(places.reshape(shape))
+    return tuple(axes)
+
+
+def _entries(name: str, at: Places, size: int) -> Any:
+    if isinstance(at, slice):
+        return at
+    entries = [at] if isinstance(at, int) else list(at or ())
+    wrong = [e for e in entries if not isinstance(e, int) or not -size <= e < size]
+    if wrong or not entries:
+        raise OptionError(f"set({name!r}): {at!r} is no place among {size}")
+    return entries
+
+
+def _axis(program: Program, node: fx.Node, name: str, shown: Tensor, part: str) -> int:
+    """The axis of the shown value that a part counts."""
+    if part == "samples":
+        return 0
+    axes = program.axes.get(node, ())
+    moved = shown.dim() - len(axes) if axes else 0
+    tokens = [i + moved for i, axis in enumerate(axes) if is_token(axis) and i + moved > 0]
+    rest = [i for i in range(1, shown.dim()) if i not in tokens]
+    found: list[int] = []
+    if part == "positions":
+        found = tokens[-2:-1] if len(tokens) > 1 and not rest[1:] else tokens
+    elif part == "features" and len(tokens) < 2:
+        found = rest[-1:]
+    elif part == "heads":
+        found = rest[:1] if len(tokens) > 1 or len(rest) > 1 else []
+    if len(found) != 1:
+        size = " × ".join(map(str, shown.shape[1:]))
+        fact = f"set({name!r}): no one axis of {size} holds {part}"
+        raise OptionError(message(fact, then=["set the whole value, made with torch.where"]))
+    return found[0]

@@ -1,0 +1,186 @@
+"""A program in which values are set: in place of what a node computes stands a value that is given,
+or what a function makes of it, and all below read that.
+
+What is given comes in as an input that is not explained, so that gradient and relevance end there
+and the ledger names it. A function becomes part of the graph, and gradient and relevance pass it
+like everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from relprop.errors import OptionError, RelpropError, first_line, message
+from relprop.tracer.assemble import assemble
+from relprop.tracer.binding import Inputs
+from relprop.tracer.capture import Capture, import_graph
+from relprop.tracer.editing import aten, emit, val
+from relprop.tracer.facts import Facts, decide_books, facts_of, know, place
+from relprop.tracer.passes import canonicalise
+from relprop.tracer.program import Program
+from relprop.tracer.surroundings import TRACING
+
+Function = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What stands at ``node``: ``value``, (batch, *one sample's shape), or what a ``function``
+    makes of the node's own, which it is shown with the batch first; ``where`` (the same shape,
+    bool) alone, if that is given. ``name`` is how it is told."""
+
+    node: fx.Node
+    name: str
+    value: Tensor | None = None
+    function: Function | None = None
+    where: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The program, its inputs, and what stands in place of each of the old nodes."""
+
+    program: Program
+    inputs: Inputs
+    nodes: Mapping[fx.Node, fx.Node]
+
+
+def changed(program: Program, inputs: Inputs, change: Change, model: nn.Module | None) -> Changed:
+    """The program with a change. Raises ``OptionError`` for a function that cannot be followed."""
+    graph, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in program.graph.nodes:
+        nodes[node] = graph.node_copy(node, nodes.__getitem__)
+    given, constants = dict[str, Tensor](), dict(program.constants)
+    added, before = dict[str, fx.Node](), nodes[change.node]
+    after, number = before, len(program.inputs)
+
+    def entering(said: str, tensor: Tensor) -> fx.Node:
+        name = said if said not in program.inputs else f"{said} ({number})"
+        given[name], added[name] = tensor, _input(graph, tensor)
+        return _shaped(before, added[name])
+
+    if change.function is not None:
+        after = _inlined(before, change, f"set{number}", constants, inputs.tensors[0].device)
+    elif change.value is not None:
+        after = entering(f"set {change.name}", change.value)
+    if change.where is not None:
+        mask = entering(f"where {change.name} is set", change.where)
+        after = _emitted(before, after, aten.where.self, mask, after, before)
+    own = _between(before, after)
+    before.replace_all_uses_with(after, lambda user: user not in own)
+    nodes[change.node] = after
+    capture = Capture(
+        graph,
+        constants,
+        program.outputs,
+        program.front_end,
+        program.decisions,
+        draws=program.draws,
+        choices=program.choices,
+        guards=program.guards,
+    )
+    names = (*program.inputs, *given)
+    made = assemble(capture, names, tuple(program.leaves), model)
+    for name, node in added.items():
+        decide_books(node, name, side=False)
+    tensors = (*inputs.tensors, *given.values())
+    batched = (*inputs.batched, *(True for _ in given))
+    whole = replace(inputs, names=names, tensors=tensors, batched=batched)
+    return Changed(replace(made, dtype=program.dtype), whole, nodes)
+
+
+def _input(graph: fx.Graph, tensor: Tensor) -> fx.Node:
+    """One input more, behind the others."""
+    last = graph.find_nodes(op="placeholder")[-1]
+    with graph.inserting_after(last):
+        node = graph.placeholder(f"set_{len(graph.find_nodes(op='placeholder'))}")
+    know(node, Facts(tensor[:1].to("meta"), live=True))
+    return node
+
+
+def _emitted(before: fx.Node, after: fx.Node, op: object, *args: object) -> fx.Node:
+    """A call behind both, at the place of ``before``."""
+    last = after if before < after else before
+    new = emit(last.next, op, *args)  # type: ignore[arg-type]
+    know(new, replace(facts_of(new), place=place(before)))
+    return new
+
+
+def _shaped(before: fx.Node, given: fx.Node) -> fx.Node:
+    """An input in the shape of the node's value, behind the node."""
+    shape = list(val(before).shape)
+    if list(val(given).shape) == shape:
+        return given
+    return _emitted(before, before, aten.reshape.default, given, shape)
+
+
+def _between(before: fx.Node, after: fx.Node) -> set[fx.Node]:
+    """The nodes that ``after`` is made by, from ``before`` on."""
+    found, todo = set[fx.Node](), [after]
+    while todo:
+        node = todo.pop()
+        if before < node and node not in found:
+            found.add(node)
+            todo += node.all_input_nodes
+    return found
+
+
+def _inlined(
+    before: fx.Node,
+    change: Change,
+    prefix: str,
+    constants: dict[str, Tensor],
+    device: torch.device,
+) -> fx.Node:
+    """What the function makes of the node's value, as nodes behind it."""
+    graph, held = _traced(before, change, device)
+    at, copied = before, dict[fx.Node, fx.Node]()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            copied[node] = before
+        elif node.op == "output":
+            return copied[node.args[0][0]]  # type: ignore[index, return-value]
+        else:
+            with before.graph.inserting_after(at):
+                at = copied[node] = before.graph.node_copy(node, copied.__getitem__)
+            if node.op == "get_attr":
+                at.target = f"{prefix}.{node.target}"
+                constants[at.target] = held[str(node.target)]
+            know(at, replace(facts_of(node), place=place(before), live=None))
+    raise AssertionError("a graph has an output")
+
+
+def _traced(
+    before: fx.Node, change: Change, device: torch.device
+) -> tuple[fx.Graph, dict[str, Tensor]]:
+    """The function's own graph, of one sample's value."""
+    like = val(before)
+    lead = like.dim() > 0 and like.shape[0] == 1 and like.dim() > 1
+    function = change.function
+    assert function is not None
+
+    def one(x: Tensor) -> tuple[Tensor]:
+        return (function(x if lead else x[None]).expand(1, *like.shape[lead:]).reshape(like.shape),)
+
+    try:
+        with TRACING:
+            sample = torch.zeros(like.shape, dtype=like.dtype, device=device)
+            module = make_fx(one, tracing_mode="real", pre_dispatch=True)(sample)
+            graph, held = import_graph(module, None)
+            canonicalise(graph, device, held)
+    except RelpropError:
+        raise
+    except Exception as error:
+        fact = f"the function for {change.name!r} cannot be followed: {first_line(error)}"
+        then = [
+            "it gets the value, batch first, and returns one of its shape, by tensor operations "
+            "that treat each sample alone",
+            "or set a value: probe.set(name, function(probe.value(name)[name]))",
+        ]
+        raise OptionError(message(fact, then=then)) from error
+    return graph, held

@@ -1,0 +1,339 @@
+"""``probe.set``: what it makes of a run, beside PyTorch's own hooks on the user's modules."""
+
+from difflib import SequenceMatcher
+
+import pytest
+import timm
+import torch
+import transformers as hf
+from torch import nn
+
+import relprop
+from relprop.demo.model import digit_scene_model
+from relprop.errors import OptionError, RelpropError
+from tests.common.models import closeness
+
+pytestmark = pytest.mark.filterwarnings("ignore::relprop.RelpropWarning")
+#: Models that calculate in float32 inside.
+WITHIN = {"llama": 1e-6, "mixtral": 1e-6, "t5": 1e-6}
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 50,
+}
+IDS = torch.randint(5, 50, (2, 6), generator=torch.Generator().manual_seed(0))
+
+
+class Gathered(nn.Module):
+    """A model that nobody knows: tokens attend to a bank of learned ones, and to each other."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside, self.bank = nn.Linear(6, 8), nn.Parameter(torch.randn(3, 8))
+        self.q, self.k, self.v, self.out = (nn.Linear(8, 8) for _ in range(4))
+        self.mix, self.head = (
+            nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)),
+            nn.Linear(8, 3),
+        )
+
+    def forward(self, x):
+        x = self.inside(x)
+        both = torch.cat([x, self.bank.expand(len(x), -1, -1)], 1)
+        q, k, v = (
+            f(t).unflatten(2, (2, 4)).transpose(1, 2)
+            for f, t in ((self.q, x), (self.k, both), (self.v, both))
+        )
+        a = (q @ k.transpose(2, 3) / 2).softmax(3)
+        x = x + self.out((a @ v).transpose(1, 2).flatten(2))
+        return self.head((x + self.mix(x)).mean(1))
+
+
+def llama(name, **options):
+    config = getattr(hf, f"{name}Config")(**SMALL, num_key_value_heads=2, **options)
+    return getattr(hf, f"{name}ForCausalLM")(config)
+
+
+#: A model, its inputs, the target, its embedding, two modules, an output projection and its heads.
+CASES = {
+    "vit": lambda: (
+        timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, embed_dim=32, num_heads=4),
+        torch.rand(2, 3, 32, 32).double(),
+        3,
+        ("patch_embed", "blocks.1.mlp", "blocks.0.attn", "blocks.1.attn.proj"),
+    ),
+    "bert": lambda: (
+        hf.BertForSequenceClassification(hf.BertConfig(**SMALL)),
+        {"input_ids": IDS},
+        1,
+        (
+            "bert.embeddings.word_embeddings",
+            "bert.encoder.layer.1.output",
+            "bert.encoder.layer.0.attention.self",
+            "bert.encoder.layer.1.attention.output.dense",
+        ),
+    ),
+    "gpt2": lambda: (
+        hf.GPT2LMHeadModel(
+            hf.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=50, n_positions=16)
+        ),
+        {"input_ids": IDS},
+        (5, 3),
+        (
+            "transformer.wte",
+            "transformer.h.1.mlp",
+            "transformer.h.0.attn",
+            "transformer.h.1.attn.c_proj",
+        ),
+    ),
+    "llama": lambda: (
+        llama("Llama"),
+        {"input_ids": IDS},
+        (5, 3),
+        (
+            "model.embed_tokens",
+            "model.layers.1.mlp",
+            "model.layers.0.self_attn",
+            "model.layers.1.self_attn.o_proj",
+        ),
+    ),
+    "mixtral": lambda: (
+        llama("Mixtral", num_local_experts=4, experts_implementation="eager"),
+        {"input_ids": IDS},
+        (5, 3),
+        (
+            "model.embed_tokens",
+            "model.layers.1.mlp",
+            "model.layers.0.self_attn",
+            "model.layers.1.self_attn.o_proj",
+        ),
+    ),
+    "t5": lambda: (
+        hf.T5ForConditionalGeneration(
+            hf.T5Config(d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, vocab_size=50)
+        ),
+        {"input_ids": IDS, "decoder_input_ids": IDS[:, :4]},
+        (3, 3),
+        (
+            "encoder.embed_tokens",
+            "encoder.block.1.layer.1.DenseReluDense",
+            "decoder.block.0.layer.1.EncDecAttention",
+            "encoder.block.0.layer.0.SelfAttention.o",
+        ),
+    ),
+    "vilt": lambda: (
+        hf.ViltForQuestionAnswering(
+            hf.ViltConfig(**SMALL, image_size=16, patch_size=8, num_labels=4)
+        ),
+        {"input_ids": IDS, "pixel_values": torch.rand(2, 3, 16, 16).double()},
+        1,
+        (
+            "vilt.embeddings.text_embeddings.word_embeddings",
+            "vilt.encoder.layer.1.intermediate",
+            "vilt.encoder.layer.0.attention",
+            "vilt.encoder.layer.1.attention.output.dense",
+        ),
+    ),
+    "unknown to all": lambda: (
+        Gathered(),
+        torch.rand(2, 5, 6).double(),
+        2,
+        ("inside", "mix", "q", "out"),
+    ),
+}
+
+
+class Case:
+    """A model with what a run of it gives by PyTorch alone, some hooks in place."""
+
+    def __init__(self, name):
+        torch.manual_seed(0)
+        self.model, self.inputs, self.target, self.places = CASES[name]()
+        self.model = self.model.double().eval()
+        self.within = WITHIN.get(name, 1e-9)
+        self.modules = dict(self.model.named_modules())
+
+    def run(self, hooks, before=False):
+        """y and its gradient at the embedding's output; ``hooks``: by module."""
+        seen = []
+        handles = [
+            self.modules[path].register_forward_pre_hook(hook)
+            if before
+            else self.modules[path].register_forward_hook(hook)
+            for path, hook in hooks.items()
+        ]
+        embed = self.modules[self.places[0]]
+        handles.append(embed.register_forward_hook(lambda m, a, out: seen.append(out)))
+        try:
+            given = self.inputs
+            out = self.model(**given) if isinstance(given, dict) else self.model(given)
+        finally:
+            for handle in handles:
+                handle.remove()
+        out = getattr(out, "logits", out)
+        y = (
+            out[:, self.target]
+            if isinstance(self.target, int)
+            else out[(slice(None), *self.target)]
+        )
+        return y.detach(), torch.autograd.grad(y.sum(), seen[0], allow_unused=True)[0]
+
+    def probe(self):
+        return relprop.instrument(self.model, self.inputs, self.target)
+
+
+def replaced(make):
+    """A forward hook that changes the first tensor of what a module returns."""
+
+    def hook(module, args, out):
+        return (make(out[0]), *out[1:]) if isinstance(out, tuple) else make(out)
+
+    return hook
+
+
+WAYS = {
+    "zero": (0.0, torch.zeros_like),
+    "a number": (0.3, lambda v: torch.full_like(v, 0.3)),
+    "a function": (lambda v: v * 1.5 + 0.1, lambda v: v * 1.5 + 0.1),
+    "a vector": (torch.arange(32.0), None),
+}
+
+
+@pytest.mark.parametrize("way", ["zero", "a number", "a function"])
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_what_a_hook_of_torch_makes(name, way):
+    case, (value, make) = Case(name), WAYS[way]
+    with case.probe() as probe:
+        for path in case.places[1:3]:
+            y, slope = case.run({path: replaced(make)})
+            probe.set(path, value)
+            assert closeness(probe.output(), y) <= case.within
+            found = probe.gradient(case.places[0])[case.places[0]]
+            if slope is not None and slope.shape == found.shape:
+                assert closeness(found, slope) <= case.within
+            shown = probe.value(path)[path]
+            assert callable(value) or bool((shown == value).all())
+            if probe.relevance(path)[path].any() or way == "a function":
+                assert probe.ledger().balanced(1e-5)
+            probe.clear()
+        assert closeness(probe.output(), case.run({})[0]) <= case.within
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parts_of_a_value(name):
+    """Positions, features and samples of a module's output, and heads before they are joined."""
+    case = Case(name)
+    path, projection = case.places[1], case.places[3]
+
+    def part(v):
+        changed = v.clone()
+        changed[:, [1, 3], :4] = 0.5
+        return changed
+
+    def head(module, args):
+        cut = args[0].unflatten(2, (2 if name == "unknown to all" else 4, -1)).clone()
+        cut[1, :, 1] = 0
+        return (cut.flatten(2),)
+
+    with case.probe() as probe:
+        probe.set(path, 0.5, positions=[1, 3], features=slice(4))
+        assert closeness(probe.output(), case.run({path: replaced(part)})[0]) <= case.within
+        assert probe.ledger().balanced(1e-5)
+        probe.clear()
+        alike = {n: SequenceMatcher(None, n, projection) for n in probe.names("*:heads")}
+        heads = max(alike, key=lambda n: alike[n].find_longest_match().size)
+        probe.set(heads, 0.0, heads=1, samples=-1)
+        y, _ = case.run({projection: head}, before=True)
+        assert closeness(probe.output(), y) <= case.within
+        many = probe.many([{"name": path, "value": v, "positions": 0} for v in (0.0, 1.0)])
+        for found, v in zip(many, (0.0, 1.0), strict=True):
+            probe.set(path, v, positions=0)
+            assert closeness(found, probe.output()) <= 1e-12
+            probe.clear()
+            probe.set(heads, 0.0, heads=1, samples=-1)
+
+
+MODEL, IMAGES = (
+    digit_scene_model().double(),
+    torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0)).double(),
+)
+
+
+def probing(**how):
+    return relprop.instrument(MODEL, IMAGES, 3, **how)
+
+
+def test_settings_follow_one_another():
+    """A function sees what was set before it, and what is set at one place twice is set last."""
+    with probing() as probe:
+        probe.set("blocks.1.mlp", 0.0)
+        seen = probe.value("blocks.2")["blocks.2"]
+        probe.set("blocks.2", lambda v: v * 2)
+        assert closeness(probe.value("blocks.2")["blocks.2"], 2 * seen) <= 1e-12
+        probe.set("blocks.2", lambda v: v / 2)
+        assert closeness(probe.value("blocks.2")["blocks.2"], seen) <= 1e-12
+        probe.set("blocks.2", 1.0)
+        assert bool((probe.value("blocks.2")["blocks.2"] == 1).all())
+
+
+def test_the_books_name_what_is_set():
+    with probing() as probe:
+        start = probe.ledger().totals()["started"]
+        probe.set("blocks.2.mlp", 0.25, positions=0)
+        books = probe.ledger()
+        assert books.balanced() and float(books.absorbed()["set blocks.2.mlp"].abs().min()) > 0
+        assert closeness(books.totals()["started"], start) <= 1e-12
+        relevance = probe.relevance("blocks.2.mlp.act")["blocks.2.mlp.act"]
+        assert bool((relevance[:, 0] == 0).all() and relevance[:, 1:].any(2).all())
+
+
+def test_a_map_is_set_as_it_is_and_methods_explain_the_changed_run():
+    with probing() as probe:
+        uniform = torch.full((65, 65), 1 / 65).double()
+        probe.set("blocks.3.attn:softmax", uniform, heads=[0, 2])
+        shown = probe.value("blocks.3.attn:softmax")["blocks.3.attn:softmax"]
+        assert bool((shown[:, [0, 2]] == uniform).all() and (shown[:, 1] != uniform).any())
+        rollout = probe.explanation(method="rollout")
+        assert rollout.scores.shape == (2, 65)
+        changed = probe.explanation(
+            method="gradient_x_input",
+        ).scores
+    plain = relprop.explain(MODEL, IMAGES, 3, method="gradient_x_input").scores
+    assert closeness(changed, plain) > 1e-3
+
+
+def test_hooks_on_relevance_stay_where_they_are():
+    with probing() as probe:
+        probe.hook("blocks.3.mlp.fc2", lambda r: r * 0)
+        probe.set("blocks.1.mlp", lambda v: v * 0.5)
+        assert not probe.relevance("blocks.3.mlp.fc1")["blocks.3.mlp.fc1"].any()
+        probe.clear()
+        assert not probe.relevance("blocks.3.mlp.fc1")["blocks.3.mlp.fc1"].any()
+
+
+def test_what_cannot_be_set_is_refused_and_nothing_is_left_behind():
+    before = {n: p.clone() for n, p in MODEL.named_parameters()}
+    with probing() as probe:
+        y, places = probe.output(), "blocks.2.mlp"
+        for call, said in (
+            (lambda: probe.set("blocks.*.mlp", 0), "names 4 nodes"),
+            (lambda: probe.set("blocks.9", 0), "no node is called"),
+            (lambda: probe.set(places, torch.zeros(7)), r"has shape \[7\]"),
+            (lambda: probe.set(places, 0, positions=99), "99 is no place among 65"),
+            (lambda: probe.set(places, 0, heads=0), "no one axis of 65 × 96 holds heads"),
+            (lambda: probe.set(places, lambda v: 3), "returned int"),
+            (lambda: probe.set(places, lambda v: v.mul_(2)), "writes into the value"),
+            (lambda: probe.set(places, lambda v: v - v.mean(0)), "of a sample alone"),
+            (
+                lambda: probe.set(places, lambda v: v * v.sum().item()),
+                "cannot be followed|of a sample alone",
+            ),
+        ):
+            with pytest.raises(OptionError, match=said):
+                call()
+            assert torch.equal(probe.output(), y)
+    with pytest.raises(RelpropError, match="closed"):
+        probe.output()
+    assert all(torch.equal(p, before[n]) for n, p in MODEL.named_parameters())
+    assert not any(m._forward_hooks for m in MODEL.modules())
