@@ -1,5 +1,5 @@
-"""What relevance as one gradient and a balanced gradient cost: CPU time ÷ that of one forward pass and input gradient by
-autograd alone, on one thread.
+"""What relevance as one gradient and a balanced gradient cost: CPU time ÷ that of one forward pass
+and input gradient by autograd alone, on one thread.
 
     python benchmarks/one_gradient.py          # ViT-B/16, BERT-base at 512, a Llama at 2,048
 

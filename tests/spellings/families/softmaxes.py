@@ -149,22 +149,9 @@ def divided_after_an_einsum(parts, q, k, v, allowed):
 
 
 @spells("attend", PLAIN)
-def divided_after_a_column_of_ones(parts, q, k, v, allowed):
-    e = _numbers(parts, q, k, allowed)
-    both = e @ torch.cat([v, torch.ones_like(v[..., :1])], -1)
-    return both[..., :-1] / both[..., -1:]
-
-
-@spells("attend", PLAIN)
 def multiplied_by_a_reciprocal(parts, q, k, v, allowed):
     e = _numbers(parts, q, k, allowed)
     return e.sum(-1, keepdim=True).reciprocal() * (e @ v)
-
-
-@spells("attend", PLAIN)
-def product_and_sums(parts, q, k, v, allowed):
-    e = _numbers(parts, q, k, allowed)[..., None]
-    return (e * v[:, :, None]).sum(3) / e.sum(3)
 
 
 @spells("attend", PLAIN)
