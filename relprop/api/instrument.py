@@ -20,7 +20,6 @@ from torch import Tensor, fx, nn
 
 from relprop.adapters import Prepared
 from relprop.api.hooks import RelevanceHook, chain, tidy
-from relprop.api.node_names import node_labels
 from relprop.api.settings import PARTS, Places, applied, change_of
 from relprop.api.why import Why, why
 from relprop.door import guarded
@@ -42,10 +41,11 @@ from relprop.runner.question import Question, balance_of
 from relprop.runner.relevance import Relevance
 from relprop.runner.run import Part, Run
 from relprop.runner.session import Session, open_session
-from relprop.targets import Start, possible_starts
+from relprop.targets import Start, compared_outputs
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.changes import Change, changed
 from relprop.tracer.follow import depending
+from relprop.tracer.names import node_labels
 from relprop.tracer.program import is_floating, role
 from relprop.tracer.run import execute
 from relprop.tracer.surroundings import undisturbed
@@ -225,7 +225,7 @@ class Instrument:
         parts = {"positions": positions, "heads": heads, "features": features, "samples": samples}
         change = self._change(name, value, parts)
         made = changed(self.session.program, self.inputs, change, self.session.model)
-        self.session = replace(self.session, program=made.program)
+        self.session = replace(self.session, program=made.program).reading([self.target])
         self.inputs = made.inputs
         self._now = {node: made.nodes[now] for node, now in self._now.items()}
         self._labels = {n: self._now[node] for n, node in self._own[2].items()}
@@ -255,7 +255,7 @@ class Instrument:
             below = depending(program.graph.nodes, [change.node])
             known = {n: v for n, v in held.items() if n not in below and n.op != "output"}
             known[change.node] = applied(change, held[change.node])
-            outputs = set(program.output_nodes)
+            outputs = set(program.ends)
             with undisturbed(session.model), torch.no_grad():
                 found = execute(program, session.model, self.inputs, outputs, known=known)
                 rows.append(start.again(found).detach())
@@ -393,13 +393,13 @@ def instrument(
         def call(bound: Inputs, judge: Judge) -> Instrument:
             judge.hear(bound)
             how = Conditions(None, explain_inputs, precision, on_unknown)
-            session = open_session(model, bound, rules, how)
+            session = open_session(model, bound, rules, how).reading([target])
             if session.program.input_specialised and bound.batch > 1:
                 raise OptionError(
                     f"the model branches on values ({session.program.decisions[0]}): "
                     f"instrument one sample at a time, not {bound.batch}"
                 )
-            starts = possible_starts(session.program, [target])
+            starts = compared_outputs(session.program, [target])
             probe = Instrument(session, bound, target)
             values = probe._forward()[0].forward.values
             heard = judge.heard(session.program, bound, starts)

@@ -113,6 +113,8 @@ def _output(session: Session, target: object) -> ModelOutput:
     if len(nodes) != 1:
         fact = f"the target is of {len(nodes)} outputs"
         raise TargetError(message(fact, then=[ONE_ELEMENT]))
+    if nodes[0] not in session.program.output_nodes:
+        raise OptionError(message("the target is inside the model", then=[EXPLAIN]))
     names = session.program.outputs.names
     return ModelOutput(names[session.program.output_nodes.index(nodes[0])], nodes[0])
 

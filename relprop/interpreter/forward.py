@@ -109,7 +109,7 @@ def forward(
         values = execute(
             program, model, inputs, kept.nodes, kept.watched, visit, known=known, forms=forms
         )
-    ends = set(program.output_nodes if kept.ends is None else kept.ends)
+    ends = set(program.ends if kept.ends is None else kept.ends)
     return Forward({n: v if n in ends else detached(v) for n, v in values.items()}, watched)
 
 

@@ -231,7 +231,7 @@ def rescaled(
     if any(t.dtype.itemsize < 4 for t in at.values.values()):
         # a quotient of differences in half precision is noise
         program = replace(program, dtype=torch.float32)
-    outputs = program.output_nodes
+    outputs = program.ends
     rules = rules_for(program, leaves, tuple(at.start.field) or outputs)
     read = {i for node in rules for i in tensor_inputs(node)}
     run = partial(execute, program, at.session.model, at.run.inputs)

@@ -38,7 +38,7 @@ from relprop.runner.question import Question, told_beside
 from relprop.runner.relevance import united
 from relprop.runner.run import Part, Run
 from relprop.runner.session import Session, chosen_inputs, open_session
-from relprop.targets import possible_starts
+from relprop.targets import compared_outputs
 from relprop.targets.plain import without_tensors
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.offloaded import runs_on
@@ -141,6 +141,7 @@ class Asking:
         rules = [q.rule_set for q in self.questions]
         with same_chance(self.model):
             first = open_session(self.model, inputs, rules[0], self.how)
+        first = first.reading([cut(0, self.whole.batch) for cut in self.targets])
         return [first.under(r) for r in rules]
 
     def _answers(
@@ -181,9 +182,9 @@ class Asking:
         memory: Memory,
     ) -> Rows:
         targets = [cut(part.first, part.first + part.batch) for cut in self.targets]
-        starts = possible_starts(sessions[0].program, targets)
         cuts = cuts_of(sessions[0], part.inputs, targets, part.prepared.processor)
-        heard = self.judge.heard(sessions[0].program, part.inputs, starts, heard_at, cuts)
+        compared = compared_outputs(sessions[0].program, targets)
+        heard = self.judge.heard(sessions[0].program, part.inputs, compared, heard_at, cuts)
         needs, device = dict[int, Needs](), runs_on(self.model, part.inputs.tensors[0])
         signs = dict[int, list[Kind]]()
         for i, (session, question) in enumerate(zip(sessions, self.questions, strict=True)):

@@ -57,7 +57,7 @@ class Backward:
     @property
     def outputs(self) -> frozenset[fx.Node]:
         """The outputs of which all is made."""
-        return frozenset(self.program.output_nodes) - self.heads.cuts.keys()
+        return frozenset(self.program.ends) - self.heads.cuts.keys()
 
     @property
     def entering(self) -> frozenset[fx.Node]:

@@ -44,8 +44,11 @@ class Heads:
     ) -> Heads:
         """Those of the possible starts of some targets. ``differentiated``: relevance is one
         gradient."""
-        read = {n: reading_of(plan, n, question.hooks) for n in plan.starts} if plan else {}
+        own = set(program.output_nodes)  # what is inside has other readers
+        begun = [n for n in plan.starts if n in own] if plan else []
+        read = {n: reading_of(plan, n, question.hooks) for n in begun} if plan else {}
         ends = starts if differentiated or "gradient" in question.needs else cuts
+        ends = [n for n in ends if n in own]
         return cls(
             {n: reading for n, reading in read.items() if reading is not None},
             {n: r for n in ends if (r := _readout(n)) is not None},
@@ -72,7 +75,8 @@ def cuts_of(session: Session, inputs: Inputs, targets: Sequence[object], process
         processor=processor,
     )
     read = places_read(targets, context)
-    return {n: _cut(n, places) for n, places in read.items() if _readout(n) is not None}
+    own = [n for n in read if n in session.program.output_nodes]
+    return {n: _cut(n, read[n]) for n in own if _readout(n) is not None}
 
 
 def _cut(output: fx.Node, places: Sequence[tuple[int, ...]]) -> Cut:

@@ -75,6 +75,6 @@ class Needs:
         """The values that nothing but the relevance pass reads, each as it comes by."""
         b = self.backward
         ends = ({r.below, *r.beside} for r in b.heads.readouts.values())
-        read = self.held.union(self.watch, self.program.output_nodes, b.entering, *ends)
+        read = self.held.union(self.watch, self.program.ends, b.entering, *ends)
         read |= b.rollup.keep if b.rollup is not None else frozenset()
         return frozenset() if b.plan is None else b.plan.keep - read

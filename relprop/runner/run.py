@@ -203,7 +203,7 @@ class Run:
     def outputs(self, program: Program) -> dict[fx.Node, Made]:
         """What was made of the model's outputs."""
         held = self.forward.values
-        return {n: self.excerpts.get(n) or held[n] for n in program.output_nodes}
+        return {n: self.excerpts.get(n) or held[n] for n in program.ends}
 
 
 def run(needs: Sequence[Needs], part: Part) -> Run:
@@ -225,10 +225,10 @@ def forward_pass(needs: Sequence[Needs], part: Part, described: Described | None
     readouts = {n: r for n, r in found if watch.keys().isdisjoint(r.nodes)}
     parts = {n: c for n, c in needs[0].backward.heads.cuts.items() if n in readouts}
     parts = {n: c for n, c in parts.items() if keep.isdisjoint(readouts[n].nodes)}
-    keep.update(set(session.program.output_nodes) - parts.keys())
+    keep.update(set(session.program.ends) - parts.keys())
     weights = fetched(session.program, session.model)  # read again where they are asked for
     keep.update(*({r.below, *r.beside} - weights.keys() for r in readouts.values()))
-    ends = {*session.program.output_nodes, *(r.below for r in readouts.values())}
+    ends = {*session.program.ends, *(r.below for r in readouts.values())}
     if all(n.backward.heads.few for n in needs):  # what is left of the graph above these is freed
         ends -= readouts.keys()
     forms = PLAIN if cut else needs[0].backward.forms

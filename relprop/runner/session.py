@@ -31,6 +31,7 @@ from relprop.rollup import RollUpPlan, Stream, layer_outputs, rollup_plan
 from relprop.rules import PAPER, PRESETS, RuleSet
 from relprop.rules.ruleset import Entry, named, registered
 from relprop.runner.conditions import Conditions
+from relprop.targets.inside import nodes_inside
 from relprop.tracer.binding import Inputs
 from relprop.tracer.leaves import looked_up_elsewhere
 from relprop.tracer.order import Flow
@@ -56,6 +57,14 @@ class Session:
     def under(self, rules: RuleSet | str) -> Session:
         """The same program under another rule set."""
         return replace(self, rules=named(rules, PRESETS))
+
+    def reading(self, targets: Sequence[object]) -> Session:
+        """The same program, where the values inside it that targets name are kept, too."""
+        inside = nodes_inside(targets, self.program)
+        if not inside:
+            return self
+        made = self.kept(("inside", inside), lambda: replace(self.program, inside=inside))
+        return replace(self, program=made)
 
     def plan(
         self,

@@ -100,7 +100,7 @@ class Study:
         if any(t.requires_grad for t in tensors):
             self.run.may_differentiate()
         given = {n: with_leading_one(t, n) for n, t in zip(leaves, tensors, strict=True)}
-        outputs = set(self.program.output_nodes)
+        outputs = set(self.program.ends)
         model, inputs, forms = self.session.model, self.run.inputs, self.run.forms
         found = execute(self.program, model, inputs, outputs, known=given, forms=forms)
         # 0, with a derivative (0) at every input, also where y_t does not depend on it

@@ -65,7 +65,7 @@ class Moving:
     def outputs(self, step: int) -> Values:
         """The program's outputs at a step away from what is given."""
         known: Values = {n: _stepped(v, step) for n, v in self.given.items()}
-        ends = {*self.program.output_nodes}
+        ends = {*self.program.ends}
         return execute(self.program, self.model, self.inputs, ends, known=known)
 
     def flat(self) -> Tensor:

@@ -2,11 +2,19 @@
 at it.
 
 The public part are the functions that name a target of a real head: ``answer``, ``contrast``,
-``output``, ``query``, ``region``, ``similarity``, ``span`` and ``token`` (docs/targets.md).
+``output``, ``query``, ``region``, ``similarity``, ``span``, ``token`` and ``unit``
+(docs/targets.md).
 """
 
 from relprop.targets.outputs import class_output
-from relprop.targets.resolve import is_callable, places_read, possible_starts, reads_more, resolve
+from relprop.targets.resolve import (
+    compared_outputs,
+    is_callable,
+    places_read,
+    possible_starts,
+    reads_more,
+    resolve,
+)
 from relprop.targets.start import Context, NoStart, Start, Target, Term, has_batch_axis
 from relprop.targets.vocabulary import (
     answer,
@@ -17,6 +25,7 @@ from relprop.targets.vocabulary import (
     similarity,
     span,
     token,
+    unit,
 )
 
 __all__ = [
@@ -27,6 +36,7 @@ __all__ = [
     "Term",
     "answer",
     "class_output",
+    "compared_outputs",
     "contrast",
     "has_batch_axis",
     "is_callable",
@@ -40,4 +50,5 @@ __all__ = [
     "similarity",
     "span",
     "token",
+    "unit",
 ]

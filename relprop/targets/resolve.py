@@ -85,6 +85,14 @@ def possible_starts(program: Program, targets: Sequence[object]) -> tuple[fx.Nod
     return tuple(found)
 
 
+def compared_outputs(program: Program, targets: Sequence[object]) -> tuple[fx.Node, ...]:
+    """The model's outputs that tell whether a program is the model: those that targets may read, or
+    all floating ones where targets are inside."""
+    found = possible_starts(program, targets)
+    outputs = tuple(n for n in found if n not in program.inside)
+    return outputs or tuple(n for n in program.output_nodes if is_floating(n))
+
+
 def reads_more(target: object, program: Program) -> bool:
     """Whether a target may read more of an output than the elements at which relevance starts."""
     if is_callable(target) or target is None:

@@ -1,5 +1,5 @@
 """The targets of real heads, by name: an element of any output, a span, an answer, a token, a
-detector's query, a region, a similarity, and the difference of two.
+detector's query, a region, a similarity, a unit inside the model, and the difference of two.
 
 Each is immutable, hashable and picklable, and names no model: what it is in a sample is worked out
 when the model has run. A list gives one per sample. Where a position or class is left out, the
@@ -17,6 +17,7 @@ from relprop.door import guarded
 from relprop.errors import TargetError
 from relprop.targets.answers import Answer, Contrast
 from relprop.targets.index import Output
+from relprop.targets.inside import Unit
 from relprop.targets.pieces import id_of
 from relprop.targets.plain import plain_index
 from relprop.targets.queries import Query
@@ -40,6 +41,22 @@ def output(name: str | int) -> Output:
     if isinstance(name, bool) or not isinstance(name, (str, int)):
         raise TargetError(f"output({name!r}): the name of an output, or its place among several")
     return Output(name)
+
+
+@guarded
+def unit(name: str, feature: int, *, position: int | None = None, head: int | None = None) -> Unit:
+    """One unit inside the model: entry ``feature`` of the last axis of a node's value, at one
+    ``position``, or, ``None``, the mean over all. ``name``: as ``relprop.instrument(...).names()``
+    has it; of ``NAME:heads`` the ``head``, too.
+
+    >>> from relprop.targets import unit
+    >>> str(unit("blocks.2.mlp", 17)), str(unit("blocks.2.attn:heads", 5, position=0, head=1))
+    ('blocks.2.mlp[:, 17]', 'blocks.2.attn:heads[0, 1, 5]')
+    """
+    given = (feature, 0 if position is None else position, 0 if head is None else head)
+    if not all(isinstance(i, int) and not isinstance(i, bool) for i in given):
+        raise TargetError(f"unit({name!r}, {feature!r}): feature, position and head are integers")
+    return Unit(name, (position, feature) if head is None else (position, head, feature))
 
 
 @guarded

@@ -89,8 +89,9 @@ class Program:
     the model has computed. ``draws``: where the model draws
     random numbers, which are always those of the captured run. ``dtype``: compute in this type, on
     copies, whatever the model's own. ``constant_inputs``: the inputs that are not explained, and
-    why. ``axes``: what the axes of each tensor hold that depends on a leaf. ``memo``: what others
-    worked out about this program; a variation of it begins with a memo of its own.
+    why. ``inside``: the nodes before its end that targets read. ``axes``: what the axes of each
+    tensor hold that depends on a leaf. ``memo``: what others worked out about this program; a
+    variation of it begins with a memo of its own.
     """
 
     graph: fx.Graph
@@ -109,6 +110,7 @@ class Program:
     dtype: torch.dtype | None = None
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     constant_inputs: Mapping[str, str] = field(default_factory=dict)
+    inside: tuple[fx.Node, ...] = ()
     memo: Memo = field(init=False, default_factory=Memo, repr=False)
 
     @cached_property
@@ -130,6 +132,11 @@ class Program:
     def output_nodes(self) -> tuple[fx.Node, ...]:
         """The nodes the model returns, in the order of ``outputs.names``."""
         return tuple(next(n for n in reversed(self.graph.nodes) if n.op == "output").args[0])
+
+    @property
+    def ends(self) -> tuple[fx.Node, ...]:
+        """The nodes at which targets start: those the model returns, and those ``inside``."""
+        return (*self.output_nodes, *self.inside)
 
     @property
     def softmaxes_without_site(self) -> list[str]:

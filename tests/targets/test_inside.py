@@ -1,0 +1,110 @@
+"""A unit inside the model as the target, beside PyTorch's own hooks."""
+
+import pytest
+import torch
+
+import relprop
+from relprop.demo.model import digit_scene_model
+from relprop.errors import OptionError, TargetError
+from relprop.targets import contrast, unit
+from tests.api.test_settings import CASES, IDS, Case
+from tests.common.models import closeness
+
+pytestmark = pytest.mark.filterwarnings("ignore::relprop.RelpropWarning")
+MODEL = digit_scene_model().double()
+IMAGES = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0)).double()
+
+
+def inner(case, path, make):
+    """A number of a module's output, of each sample, and its gradient at the embedding."""
+    seen = {}
+    modules = [(name, case.modules[name]) for name in (case.places[0], path)]
+    handles = [
+        m.register_forward_hook(lambda m, a, out, name=name: seen.__setitem__(name, out))
+        for name, m in modules
+    ]
+    try:
+        given = case.inputs
+        case.model(**given) if isinstance(given, dict) else case.model(given)
+    finally:
+        for handle in handles:
+            handle.remove()
+    out = seen[path]
+    y = make(out[0] if isinstance(out, tuple) else out)
+    return y.detach(), torch.autograd.grad(y.sum(), seen[case.places[0]], allow_unused=True)[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_the_number_that_a_hook_sees(name):
+    case = Case(name)
+    path = case.places[1]
+    for position, make in ((2, lambda v: v[:, 2, 5]), (None, lambda v: v[..., 5].mean(1))):
+        y, slope = inner(case, path, make)
+        target = unit(path, 5, position=position)
+        e = relprop.explain(
+            case.model, case.inputs, target, method="gradient_x_input", keep="input"
+        )
+        assert closeness(e.output, y) <= case.within
+        with relprop.instrument(case.model, case.inputs, target) as probe:
+            found = probe.gradient(case.places[0])[case.places[0]]
+            if slope is not None and slope.shape == found.shape:
+                assert closeness(found, slope) <= case.within
+            assert probe.ledger().balanced(1e-5)
+
+
+@pytest.mark.parametrize("method", ["transformer_attribution", "rollout", "gae", "attcat", "lrp"])
+def test_methods_explain_it(method):
+    target = unit("blocks.2.mlp", 17, position=3)
+    e = relprop.explain(MODEL, IMAGES, target, method=method)
+    assert e.target == ("blocks.2.mlp[3, 17]",) * 2 and bool(e.scores.any(1).all())
+    for how in ({"batch_size": 1}, {"memory": 3_000_000}):
+        assert (
+            closeness(relprop.explain(MODEL, IMAGES, target, method=method, **how).scores, e.scores)
+            <= 1e-9
+        )
+    if "attention_sites" in e.facts:
+        assert e.facts["attention_sites"] == [f"blocks.{i}.attn" for i in range(3)]
+
+
+def test_relevance_of_it_sums_to_it():
+    for target in (unit("blocks.2.mlp", 17), unit("blocks.1.attn:heads", 5, position=0, head=1)):
+        e = relprop.explain(MODEL, IMAGES, target, method="attnlrp", ledger=True)
+        assert e.ledger.balanced() and closeness(e.ledger.totals()["started"], e.output) <= 1e-9
+
+
+def test_a_unit_of_each_sample_and_one_rather_than_another():
+    some = [unit("blocks.1.mlp", 3, position=0), 7]
+    both = relprop.explain(MODEL, IMAGES, some, method="gae")
+    for i, target in enumerate(some):
+        one = relprop.explain(MODEL, IMAGES[i : i + 1], target, method="gae")
+        assert closeness(both.scores[i : i + 1], one.scores) <= 1e-9
+    a, b = (unit("blocks.1.mlp", k, position=0) for k in (3, 4))
+    parts = [
+        relprop.explain(MODEL, IMAGES, t, method="attnlrp").scores for t in (a, b, contrast(a, b))
+    ]
+    assert closeness(parts[2], parts[0] - parts[1]) <= 1e-9
+
+
+def test_in_a_decoder_a_unit_knows_what_stands_before_it():
+    case = Case("llama")
+    e = relprop.explain(case.model, {"input_ids": IDS}, unit("model.layers.0.mlp", 1, position=2))
+    assert not e.scores[:, 3:].any() and bool(e.scores[:, :3].any())
+
+
+def test_what_is_no_unit_is_refused():
+    for target, said in (
+        (unit("blocks.2.mpl", 0), r"no node is called 'blocks.2.mpl'(.|\n)*blocks.2.mlp"),
+        (unit("blocks.2.mlp", 96), "is 65 × 96 for one sample"),
+        (unit("blocks.2.mlp", 0, position=65), "is 65 × 96 for one sample"),
+        (unit("blocks.2.mlp", 0, position=0, head=0), "is 65 × 96 for one sample"),
+    ):
+        with pytest.raises(TargetError, match=said):
+            relprop.explain(MODEL, IMAGES, target)
+    with pytest.raises(TargetError, match="are integers"):
+        unit("blocks.2.mlp", 0.5)
+    with pytest.raises(OptionError, match="inside"):
+        relprop.compile(MODEL, IMAGES, target=unit("blocks.2.mlp", 0))
+    case = Case("bert")
+    with pytest.raises(OptionError, match="no values inside"):
+        target = unit(case.places[1], 0, position=0)
+        relprop.explain(case.model, case.inputs, target, method="leave_one_out")
