@@ -399,7 +399,7 @@ REFUSED = {
     "rule set of a wrong type": (OptionError, r"is no rule set", lambda: explain(rules=1)),
     "unknown option": (
         OptionError,
-        r"has no option 'layer'; it has gradient, head_fusion, layers",
+        r"has no option 'layer'; it has average, gradient, head_fusion, layers",
         lambda: explain(layer=1),
     ),
     "option of another method": (
