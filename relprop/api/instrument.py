@@ -41,7 +41,8 @@ from relprop.runner.question import Question, balance_of
 from relprop.runner.relevance import Relevance
 from relprop.runner.run import Part, Run
 from relprop.runner.session import Session, open_session
-from relprop.targets import Start, compared_outputs
+from relprop.targets import Start
+from relprop.targets.resolve import compared_outputs
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.changes import Change, changed
 from relprop.tracer.follow import depending

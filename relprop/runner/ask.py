@@ -38,8 +38,8 @@ from relprop.runner.question import Question, told_beside
 from relprop.runner.relevance import united
 from relprop.runner.run import Part, Run
 from relprop.runner.session import Session, chosen_inputs, open_session
-from relprop.targets import compared_outputs
 from relprop.targets.plain import without_tensors
+from relprop.targets.resolve import compared_outputs
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.offloaded import runs_on
 from relprop.tracer.readout import Head, heads_of

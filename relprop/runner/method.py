@@ -132,8 +132,8 @@ class Method:
         known = self.options() | OF_EVERY_METHOD
         for name in given:
             if name not in known:
-                has = f"it has {', '.join(sorted(known))}" if known else "it has none"
-                fact = f"method {self.name!r} has no option {name!r}; {has}"
+                has = ", ".join(sorted(known))
+                fact = f"method {self.name!r} has no option {name!r}; it has {has}"
                 then = nearest(name, [*known, *OF_EVERY_CALL])
                 if kind := OF_PROCESSORS.get(name):
                     then = [f"inputs = {{{kind!r}: inputs, {name!r}: {given[name]!r}}}"]

@@ -8,7 +8,6 @@ The public part are the functions that name a target of a real head: ``answer``,
 
 from relprop.targets.outputs import class_output
 from relprop.targets.resolve import (
-    compared_outputs,
     is_callable,
     places_read,
     possible_starts,
@@ -36,7 +35,6 @@ __all__ = [
     "Term",
     "answer",
     "class_output",
-    "compared_outputs",
     "contrast",
     "has_batch_axis",
     "is_callable",

@@ -358,15 +358,15 @@ WRONG = {
         lambda: explain(method="saliency"),
     ),
     "unknown option": (
-        r"'integrated_gradients' has no option 'steps'; it has baseline, gradient, n_steps",
+        r"has no option 'steps'; it has average, baseline, gradient, n_steps",
         lambda: explain(method="integrated_gradients", steps=3),
     ),
     "option of another method": (
-        r"'lrp' has no option 'n_steps'; it has positions",
+        r"'lrp' has no option 'n_steps'; it has average, positions",
         lambda: explain(method="lrp", n_steps=3),
     ),
     "layers": (
-        r"'input_gradient' has no option 'layers'; it has gradient",
+        r"'input_gradient' has no option 'layers'; it has average, gradient",
         lambda: explain(method="input_gradient", layers=[0]),
     ),
     "rules for a gradient": (
