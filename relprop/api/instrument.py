@@ -225,12 +225,19 @@ class Instrument:
         """  # noqa: E501
         parts = {"positions": positions, "heads": heads, "features": features, "samples": samples}
         change = self._change(name, value, parts)
+        self._keep_target()
         made = changed(self.session.program, self.inputs, change, self.session.model)
         self.session = replace(self.session, program=made.program).reading([self.target])
         self.inputs = made.inputs
         self._now = {node: made.nodes[now] for node, now in self._now.items()}
         self._labels = {n: self._now[node] for n, node in self._own[2].items()}
         self._forget()
+
+    def _keep_target(self) -> None:
+        """What was predicted is explained from now on, whatever is predicted with what is set."""
+        label = self._forward()[1].label
+        if self.target is None and all(isinstance(one, int | tuple) for one in label):
+            self.target = list(label)
 
     def clear(self) -> None:
         """Take all that was ``set`` away again."""
@@ -250,15 +257,24 @@ class Instrument:
         session, program = self.session, self.session.program
         held, rows = done.detached(), []
         assert start.again is not None
+        known = {"name", "value", *PARTS}
+        right = isinstance(settings, Sequence) and [
+            isinstance(one, Mapping) and {"name", "value"} <= one.keys() <= known
+            for one in settings
+        ]
+        if not right or not all(right):
+            fact = f"many({settings!r:.200}): a list of settings, each with the arguments of set"
+            then = ['[{"name": NAME, "value": 0.0, "heads": 1}, ...]']
+            raise OptionError(message(fact, then=then))
         for setting in settings:
             parts = {part: setting.get(part) for part in PARTS}
             change = self._change(setting["name"], setting["value"], parts)
             below = depending(program.graph.nodes, [change.node])
-            known = {n: v for n, v in held.items() if n not in below and n.op != "output"}
-            known[change.node] = applied(change, held[change.node])
+            there = {n: v for n, v in held.items() if n not in below and n.op != "output"}
+            there[change.node] = applied(change, held[change.node])
             outputs = set(program.ends)
             with undisturbed(session.model), torch.no_grad():
-                found = execute(program, session.model, self.inputs, outputs, known=known)
+                found = execute(program, session.model, self.inputs, outputs, known=there)
                 rows.append(start.again(found).detach())
         return torch.stack(rows)
 
@@ -276,7 +292,8 @@ class Instrument:
     ) -> Explanation:
         """The token scores with the hooks in place."""
         hooks = self._hooks_by_node()
-        question = Question(method, options, hooks=hooks, ledger=True)
+        ledger = None if options.get("average") is not None else True
+        question = Question(method, options, hooks=hooks, ledger=ledger)
         with self._warned(), undisturbed(self.session.model), torch.no_grad():
             return ask_once(self.session, self.inputs, self.target, question)
 

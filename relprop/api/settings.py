@@ -4,6 +4,7 @@ there."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor, fx
 
 from relprop.api.hooks import tidy
 from relprop.errors import OptionError, message
-from relprop.tracer.atoms import is_token
 from relprop.tracer.changes import Change, Function
+from relprop.tracer.parts import axis_of
 from relprop.tracer.program import Program
 
 Places = int | Sequence[int] | slice | None
@@ -26,15 +27,27 @@ def change_of(
     """The change that sets ``value``, a number, a tensor or a function, at the named ``parts`` of
     the node's value (``own``, batch first, in the graph's shape). Raises ``OptionError``."""
     shown = tidy(own)
-    chosen = {_axis(program, node, name, shown, part): at for part, at in parts.items()}
+    chosen = {
+        0 if part == "samples" else axis_of(program, node, name, part): at
+        for part, at in parts.items()
+    }
     where = None
     if chosen:
         mask = torch.zeros(shown.shape, dtype=torch.bool, device=shown.device)
         mask[_index(name, shown, chosen)] = True
         where = mask.reshape(own.shape)
     if callable(value):
-        return Change(node, name, function=_checked(name, value, own), where=_batched(where, own))
-    given = torch.as_tensor(value, dtype=shown.dtype, device=shown.device).detach()
+        function, one = _checked(name, value, own), own[:1].detach()
+        return Change(node, name, function=function, where=_batched(where, own), example=one)
+    try:
+        exact = None if isinstance(value, Tensor) else torch.float64
+        given = torch.as_tensor(value, dtype=exact).detach().to(shown.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        fact = f"set({name!r}, {value!r}): a number, a tensor or a function is needed"
+        raise OptionError(fact) from error
+    if given.is_complex() or given.is_meta or not bool(given.isfinite().all()):
+        raise OptionError(f"set({name!r}): the value is not finite, or no real number")
+    given = given.to(shown.dtype)
     whole = shown.detach().clone()
     try:
         whole[_index(name, shown, chosen)] = given
@@ -68,9 +81,14 @@ def _checked(name: str, function: Callable[[Tensor], Any], own: Tensor) -> Funct
 
     def call(value: Tensor) -> Tensor:
         made = function(value)
-        if not isinstance(made, Tensor):
-            raise OptionError(f"set({name!r}): the function returned {type(made).__name__}")
-        return made
+        if not isinstance(made, Tensor) or not made.is_floating_point():
+            what = str(made.dtype) if isinstance(made, Tensor) else type(made).__name__
+            raise OptionError(f"set({name!r}): the function returned {what}, no floating tensor")
+        sizes = zip(reversed(made.shape), reversed(value.shape), strict=False)
+        if made.dim() > value.dim() or any(m not in (1, n) for m, n in sizes):
+            shapes = f"{list(made.shape)} of a value of {list(value.shape)}"
+            raise OptionError(f"set({name!r}): the function made {shapes}, which does not fit")
+        return made if made.dtype == value.dtype else made.to(value.dtype)
 
     shown = tidy(own).detach()
     given = shown.clone()
@@ -93,39 +111,23 @@ def _index(name: str, shown: Tensor, chosen: dict[int, Places]) -> Any:
     axes = []
     for axis, size in enumerate(shown.shape):
         at = chosen.get(axis)
-        places = torch.arange(size)[slice(None) if at is None else _entries(name, at, size)]
+        places = torch.tensor(range(size) if at is None else _entries(name, at, size))
         shape = [-1 if k == axis else 1 for k in range(shown.dim())]
         axes.append(places.reshape(shape))
     return tuple(axes)
 
 
-def _entries(name: str, at: Places, size: int) -> Any:
-    if isinstance(at, slice):
-        return at
-    entries = [at] if isinstance(at, int) else list(at or ())
-    wrong = [e for e in entries if not isinstance(e, int) or not -size <= e < size]
-    if wrong or not entries:
+def _entries(name: str, at: Places, size: int) -> list[int]:
+    """The places, counted from the first. Raises ``OptionError``."""
+    try:
+        if isinstance(at, slice):
+            found = list(range(size))[at]
+        else:
+            given: Any = at if hasattr(at, "__len__") else [at]
+            found = [index(e) for e in given if not isinstance(e, bool)]
+            found = found if len(found) == len(given) else []
+    except TypeError:
+        found = []
+    if not found or any(not -size <= e < size for e in found):
         raise OptionError(f"set({name!r}): {at!r} is no place among {size}")
-    return entries
-
-
-def _axis(program: Program, node: fx.Node, name: str, shown: Tensor, part: str) -> int:
-    """The axis of the shown value that a part counts."""
-    if part == "samples":
-        return 0
-    axes = program.axes.get(node, ())
-    moved = shown.dim() - len(axes) if axes else 0
-    tokens = [i + moved for i, axis in enumerate(axes) if is_token(axis) and i + moved > 0]
-    rest = [i for i in range(1, shown.dim()) if i not in tokens]
-    found: list[int] = []
-    if part == "positions":
-        found = tokens[-2:-1] if len(tokens) > 1 and not rest[1:] else tokens
-    elif part == "features" and len(tokens) < 2:
-        found = rest[-1:]
-    elif part == "heads":
-        found = rest[:1] if len(tokens) > 1 or len(rest) > 1 else []
-    if len(found) != 1:
-        size = " × ".join(map(str, shown.shape[1:]))
-        fact = f"set({name!r}): no one axis of {size} holds {part}"
-        raise OptionError(message(fact, then=["set the whole value, made with torch.where"]))
-    return found[0]
+    return [e % size for e in found]

@@ -20,7 +20,8 @@ NEITHER = (
 def in_words(explanation: Explanation, sample: int) -> dict[str, Any]:
     """What was asked and answered, what speaks against resting on it, and what the method is."""
     by = METHODS.get(explanation.method)
-    asked = f"What in the input speaks for {heading(explanation, sample)}?"
+    side = "against" if explanation.facts.get("part") == "negative" else "for"
+    asked = f"What in the input speaks {side} {heading(explanation, sample)}?"
     if by is not None and not by.class_specific:
         asked = f"Where does the model look? Its answer here: {heading(explanation, sample)}."
     return {

@@ -103,8 +103,8 @@ class InputStudy(Study):
     def without(self, name: str, rows: Sequence[Row]) -> Tensor:
         """(rows,): y_t of the user's own model with positions of the text ``name`` deleted; each
         row is a sample and which of its positions are gone, (positions,), bool."""
-        if self.program.inside:
-            fact = "a shorter text is run by the model itself, which gives no values inside it"
+        if self.program.inside or self.program.changed:
+            fact = "a shorter text is run by the model itself, where no value is set or read inside"
             raise OptionError(fact, then=["a method that runs no shorter text"])
         inputs, deletion = self.run.inputs, self._deletion(name)
         found = torch.zeros(len(rows), dtype=self.start.scalars.dtype)
@@ -121,7 +121,7 @@ class InputStudy(Study):
         """Say, once per program, where y_t of a padded text or recording is another than y_t of it
         alone. A run that is recorded looks at no values."""
         inputs, first = self.run.inputs, self.program.memo.first_time
-        for name in self.leaves if not self.program.inside else ():
+        for name in self.leaves if not (self.program.inside or self.program.changed) else ():
             flat = not is_recorded() and inputs.tensors[inputs.names.index(name)].dim() == 2
             deletion = self._deletion(name)
             sample = deletion.padded() if flat else None

@@ -39,7 +39,10 @@ def told_signs(kind: Kind, explanation: Explanation | None, target: object) -> E
         return explanation
     known = explanation.labels or (None,) * len(explanation.target)
     both = zip(known, explanation.target, strict=True)
-    labels = tuple(f"{name or said}; {TOLD[kind]}" for name, said in both)
+    told = TOLD[kind]
+    if explanation.facts.get("part") == "negative":
+        told = told.replace("against", "for")
+    labels = tuple(f"{name or said}; {told}" for name, said in both)
     return replace(explanation, labels=labels)
 
 

@@ -12,6 +12,7 @@ from relprop.errors import TargetError, message, nearest
 from relprop.targets.outputs import ModelOutput
 from relprop.targets.start import ChosenTarget, Context, Elements, Target
 from relprop.tracer.names import node_labels
+from relprop.tracer.parts import axis_of, token_axes
 from relprop.tracer.program import Program
 
 
@@ -19,16 +20,19 @@ from relprop.tracer.program import Program
 class Unit(Target):
     """One number inside the model; what ``relprop.targets.unit`` makes.
 
-    ``name``: of the node, as ``probe.names()`` has it. ``index``: one entry per axis of one
-    sample's value, ``None`` for all positions of that axis, over which the mean is taken.
+    ``name``: of the node, as ``probe.names()`` has it. ``feature``, ``position`` and ``head`` count
+    its axes of these; ``position=None``: the mean over all.
     """
 
     name: str
-    index: tuple[int | None, ...]
+    feature: int
+    position: int | None = None
+    head: int | None = None
 
     def __str__(self) -> str:
-        shown = ", ".join(":" if i is None else str(i) for i in self.index)
-        return f"{self.name}[{shown}]"
+        at = {"position": self.position, "head": self.head}
+        named = "".join(f", {part} {place}" for part, place in at.items() if place is not None)
+        return f"unit {self.feature} of {self.name}{named}"
 
     def outputs(self, program: Program) -> tuple[fx.Node, ...]:
         """The node."""
@@ -38,13 +42,18 @@ class Unit(Target):
         """One part of all its elements, with equal weights that sum to 1."""
         name, node = self._node(context.program)
         size = ModelOutput(name, node).size
-        index = (*(None for _ in size[len(self.index) :]), *self.index)
-        wrong = len(self.index) > len(size) or any(
-            i is not None and not -n <= i < n for i, n in zip(index, size, strict=False)
-        )
-        if wrong:
+        given = {"features": self.feature, "positions": self.position, "heads": self.head}
+        index: list[int | None] = [None] * len(size)
+        for part, at in given.items():
+            if at is not None:
+                axis = axis_of(context.program, node, name, part) - 1
+                if not -size[axis] <= at < size[axis]:
+                    raise TargetError(f"target {self}: there are {size[axis]} {part}")
+                index[axis] = at
+        free = {i + 1 for i, at in enumerate(index) if at is None}
+        if free - set(token_axes(context.program, node)):
             shape = " × ".join(map(str, size))
-            raise TargetError(f"target {self}: {name!r} is {shape} for one sample")
+            raise TargetError(f"target {self}: {name!r} is {shape} for one sample, head= is needed")
         pairs = zip(index, size, strict=True)
         axes = [torch.arange(n) if i is None else torch.tensor([i % n]) for i, n in pairs]
         where = torch.cartesian_prod(*axes).reshape(-1, len(size))

@@ -45,18 +45,20 @@ def output(name: str | int) -> Output:
 
 @guarded
 def unit(name: str, feature: int, *, position: int | None = None, head: int | None = None) -> Unit:
-    """One unit inside the model: entry ``feature`` of the last axis of a node's value, at one
-    ``position``, or, ``None``, the mean over all. ``name``: as ``relprop.instrument(...).names()``
-    has it; of ``NAME:heads`` the ``head``, too.
+    """One unit inside the model: entry ``feature`` of a node's value at one ``position``, or,
+    ``None``, the mean over all. ``name``: as ``relprop.instrument(...).names()`` has it; of
+    ``NAME:heads`` and of attention maps the ``head``, too. Of a map positions are queries, and
+    features keys.
 
     >>> from relprop.targets import unit
     >>> str(unit("blocks.2.mlp", 17)), str(unit("blocks.2.attn:heads", 5, position=0, head=1))
-    ('blocks.2.mlp[:, 17]', 'blocks.2.attn:heads[0, 1, 5]')
+    ('unit 17 of blocks.2.mlp', 'unit 5 of blocks.2.attn:heads, position 0, head 1')
     """
     given = (feature, 0 if position is None else position, 0 if head is None else head)
-    if not all(isinstance(i, int) and not isinstance(i, bool) for i in given):
-        raise TargetError(f"unit({name!r}, {feature!r}): feature, position and head are integers")
-    return Unit(name, (position, feature) if head is None else (position, head, feature))
+    whole = all(isinstance(i, int) and not isinstance(i, bool) for i in given)
+    if not whole or not isinstance(name, str):
+        raise TargetError(f"unit({name!r}, {feature!r}): a name; integers for the rest")
+    return Unit(name, feature, position, head)
 
 
 @guarded

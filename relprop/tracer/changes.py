@@ -21,6 +21,7 @@ from relprop.tracer.binding import Inputs
 from relprop.tracer.capture import Capture, import_graph
 from relprop.tracer.editing import aten, emit, val
 from relprop.tracer.facts import Facts, decide_books, facts_of, know, place
+from relprop.tracer.follow import depending
 from relprop.tracer.passes import canonicalise
 from relprop.tracer.program import Program
 from relprop.tracer.surroundings import TRACING
@@ -32,13 +33,15 @@ Function = Callable[[Tensor], Tensor]
 class Change:
     """What stands at ``node``: ``value``, (batch, *one sample's shape), or what a ``function``
     makes of the node's own, which it is shown with the batch first; ``where`` (the same shape,
-    bool) alone, if that is given. ``name`` is how it is told."""
+    bool) alone, if that is given. ``name`` is how it is told; ``example``: one sample's value,
+    with which a function is tried."""
 
     node: fx.Node
     name: str
     value: Tensor | None = None
     function: Function | None = None
     where: Tensor | None = None
+    example: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,10 @@ def changed(program: Program, inputs: Inputs, change: Change, model: nn.Module |
     if change.where is not None:
         mask = entering(f"where {change.name} is set", change.where)
         after = _emitted(before, after, aten.where.self, mask, after, before)
+    if change.function is not None and after not in depending(graph.nodes, [before]):
+        fact = f"the function for {change.name!r} makes nothing of the value that it gets"
+        then = ["set what it gives: probe.set(name, function(probe.value(name)[name]))"]
+        raise OptionError(message(fact, then=then))
     own = _between(before, after)
     before.replace_all_uses_with(after, lambda user: user not in own)
     nodes[change.node] = after
@@ -91,7 +98,7 @@ def changed(program: Program, inputs: Inputs, change: Change, model: nn.Module |
     tensors = (*inputs.tensors, *given.values())
     batched = (*inputs.batched, *(True for _ in given))
     whole = replace(inputs, names=names, tensors=tensors, batched=batched)
-    return Changed(replace(made, dtype=program.dtype), whole, nodes)
+    return Changed(replace(made, dtype=program.dtype, changed=True), whole, nodes)
 
 
 def _input(graph: fx.Graph, tensor: Tensor) -> fx.Node:
@@ -173,6 +180,11 @@ def _traced(
             module = make_fx(one, tracing_mode="real", pre_dispatch=True)(sample)
             graph, held = import_graph(module, None)
             canonicalise(graph, device, held)
+        if change.example is not None:
+            shown = change.example.to(like.dtype).reshape(like.shape)
+            off = (module(shown)[0] - one(shown)[0]).abs().max()
+            if not off <= 1e-4 * (1 + shown.abs().max()):
+                raise ValueError("it leaves tensor operations, so that its values are constants")
     except RelpropError:
         raise
     except Exception as error:

@@ -185,7 +185,10 @@ def sentence(explanation: Explanation, sample: int, *, k: int) -> str:
     parts = regions(explanation, sample)
     name, least = min(parts, key=lambda part: part[1], default=("", 0.0))
     against = f"; against it most: {visible(name, 40)}" if least < 0 else ""
-    said = f"{heading(explanation, sample)} rests on{_strongest(parts, k)}{against}."
+    begins = f"{heading(explanation, sample)} rests on"
+    if explanation.facts.get("part") == "negative":
+        begins = f"against {heading(explanation, sample)} speaks"
+    said = f"{begins}{_strongest(parts, k)}{against}."
     return f"{said} {measure(explanation, sample)}".rstrip()
 
 

@@ -303,6 +303,32 @@ def test_a_map_is_set_as_it_is_and_methods_explain_the_changed_run():
     assert closeness(changed, plain) > 1e-3
 
 
+def test_what_was_predicted_stays_the_target():
+    with relprop.instrument(MODEL, IMAGES) as probe:
+        best = MODEL(IMAGES).argmax(1)
+        many = probe.many([{"name": "blocks.3", "value": lambda v: -v}])
+        probe.set("blocks.3", lambda v: -v)
+        assert closeness(probe.output(), many[0]) <= 1e-12
+        assert probe.explanation(method="gae").target == tuple(best.tolist())
+        assert probe.explanation(method="gae", average=relprop.methods.noise(2, 0.1)).scores.any()
+
+
+def test_what_runs_the_model_itself_is_refused():
+    case = Case("bert")
+    with case.probe() as probe:
+        probe.set(case.places[1], lambda v: v * 1.5)
+        with pytest.raises(OptionError, match="no value is set or read inside"):
+            probe.explanation(method="leave_one_out")
+
+
+def test_a_function_keeps_the_type_of_a_half_model():
+    model = digit_scene_model().bfloat16()
+    with relprop.instrument(model, IMAGES.bfloat16(), 3) as probe:
+        probe.set("blocks.2.mlp", lambda v: v + torch.ones(96))
+        assert probe.value("blocks.2.mlp")["blocks.2.mlp"].dtype == torch.bfloat16
+        assert bool(probe.output().isfinite().all())
+
+
 def test_hooks_on_relevance_stay_where_they_are():
     with probing() as probe:
         probe.hook("blocks.3.mlp.fc2", lambda r: r * 0)
@@ -321,8 +347,25 @@ def test_what_cannot_be_set_is_refused_and_nothing_is_left_behind():
             (lambda: probe.set("blocks.9", 0), "no node is called"),
             (lambda: probe.set(places, torch.zeros(7)), r"has shape \[7\]"),
             (lambda: probe.set(places, 0, positions=99), "99 is no place among 65"),
-            (lambda: probe.set(places, 0, heads=0), "no one axis of 65 × 96 holds heads"),
+            (
+                lambda: probe.set(places, 0, heads=0),
+                "65 × 96 for one sample, of which no one axis holds heads",
+            ),
             (lambda: probe.set(places, lambda v: 3), "returned int"),
+            (lambda: probe.set(places, lambda v: v.round().long()), "returned torch.int64"),
+            (lambda: probe.set(places, lambda v: v[:, :, :3]), "does not fit"),
+            (lambda: probe.set(places, torch.zeros_like), "makes nothing of the value"),
+            (
+                lambda: probe.set(places, lambda v: torch.from_numpy(v.detach().numpy() * 2)),
+                "leaves tensor operations",
+            ),
+            (lambda: probe.set(places, "a"), "a number, a tensor or a function"),
+            (lambda: probe.set(places, float("nan")), "not finite"),
+            (lambda: probe.set(places, 0, positions=True), "no place"),
+            (lambda: probe.set(places, 0, positions=slice(100, 200)), "no place"),
+            (lambda: probe.many([]), "a list of settings"),
+            (lambda: probe.many([{"name": places, "value": 0, "position": 3}]), "a list of set"),
+            (lambda: probe.set("patch_embed.proj", 0, positions=0), "no one axis holds positions"),
             (lambda: probe.set(places, lambda v: v.mul_(2)), "writes into the value"),
             (lambda: probe.set(places, lambda v: v - v.mean(0)), "of a sample alone"),
             (

@@ -111,6 +111,7 @@ def test_what_speaks_for_the_target_and_what_against_it(method):
     assert all(bool((e.scores >= 0).all() and e.scores.any()) for e in both)
     assert torch.equal(both[0].scores - both[1].scores, whole.scores)
     assert both[1].facts["part"] == "negative" and "part" not in whole.facts
+    assert both[1].summary(0).startswith("against ") and " rests on" in both[0].summary(0)
     with pytest.raises(OptionError, match="part='both': 'positive', 'negative' or None"):
         relprop.explain(model, x, 1, method=method, part="both")
     with pytest.raises(OptionError, match="has no option 'part'"):

@@ -56,7 +56,7 @@ def test_it_is_the_number_that_a_hook_sees(name):
 def test_methods_explain_it(method):
     target = unit("blocks.2.mlp", 17, position=3)
     e = relprop.explain(MODEL, IMAGES, target, method=method)
-    assert e.target == ("blocks.2.mlp[3, 17]",) * 2 and bool(e.scores.any(1).all())
+    assert e.target == ("unit 17 of blocks.2.mlp, position 3",) * 2 and bool(e.scores.any(1).all())
     for how in ({"batch_size": 1}, {"memory": 3_000_000}):
         assert (
             closeness(relprop.explain(MODEL, IMAGES, target, method=method, **how).scores, e.scores)
@@ -70,6 +70,25 @@ def test_relevance_of_it_sums_to_it():
     for target in (unit("blocks.2.mlp", 17), unit("blocks.1.attn:heads", 5, position=0, head=1)):
         e = relprop.explain(MODEL, IMAGES, target, method="attnlrp", ledger=True)
         assert e.ledger.balanced() and closeness(e.ledger.totals()["started"], e.output) <= 1e-9
+
+
+def test_the_axes_are_counted_by_what_they_hold():
+    """Heads before positions in a map, after them where heads are gathered; channels of a
+    convolution."""
+    name = "blocks.2.attn:softmax"
+    with relprop.instrument(MODEL, IMAGES, 3) as probe:
+        maps, gathered = probe.value(name)[name], probe.value("*.2.attn:heads")
+        convolved = probe.value("patch_embed.proj")["patch_embed.proj"]
+    (heads,) = gathered.values()
+    for target, expected in (
+        (unit(name, 5, position=3, head=1), maps[:, 1, 3, 5]),
+        (unit("blocks.2.attn:heads", 5, position=3, head=1), heads[:, 3, 1, 5]),
+        (unit("blocks.2.attn:heads", 5, head=1), heads[:, :, 1, 5].mean(1)),
+        (unit("patch_embed.proj", 7), convolved[:, 7].mean((1, 2))),
+        (unit("head", 3), MODEL(IMAGES)[:, 3].detach()),
+    ):
+        e = relprop.explain(MODEL, IMAGES, target, method="gradient_x_input")
+        assert closeness(e.output, expected) <= 1e-9, target
 
 
 def test_a_unit_of_each_sample_and_one_rather_than_another():
@@ -94,17 +113,19 @@ def test_in_a_decoder_a_unit_knows_what_stands_before_it():
 def test_what_is_no_unit_is_refused():
     for target, said in (
         (unit("blocks.2.mpl", 0), r"no node is called 'blocks.2.mpl'(.|\n)*blocks.2.mlp"),
-        (unit("blocks.2.mlp", 96), "is 65 × 96 for one sample"),
-        (unit("blocks.2.mlp", 0, position=65), "is 65 × 96 for one sample"),
-        (unit("blocks.2.mlp", 0, position=0, head=0), "is 65 × 96 for one sample"),
+        (unit("blocks.2.mlp", 96), "there are 96 features"),
+        (unit("blocks.2.mlp", 0, position=65), "there are 65 positions"),
+        (unit("blocks.2.attn:heads", 0, position=0), "65 × 4 × 24 for one sample, head= is needed"),
     ):
         with pytest.raises(TargetError, match=said):
             relprop.explain(MODEL, IMAGES, target)
-    with pytest.raises(TargetError, match="are integers"):
+    with pytest.raises(OptionError, match="no one axis holds heads"):
+        relprop.explain(MODEL, IMAGES, unit("blocks.2.mlp", 0, position=0, head=0))
+    with pytest.raises(TargetError, match="integers for the rest"):
         unit("blocks.2.mlp", 0.5)
     with pytest.raises(OptionError, match="inside"):
         relprop.compile(MODEL, IMAGES, target=unit("blocks.2.mlp", 0))
     case = Case("bert")
-    with pytest.raises(OptionError, match="no values inside"):
+    with pytest.raises(OptionError, match="no value is set or read inside"):
         target = unit(case.places[1], 0, position=0)
         relprop.explain(case.model, case.inputs, target, method="leave_one_out")

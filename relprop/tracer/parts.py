@@ -1,0 +1,50 @@
+"""Which axis of a node's value holds tokens, heads or features."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from relprop.errors import OptionError, message
+from relprop.tracer.atoms import is_token
+from relprop.tracer.editing import val
+from relprop.tracer.follow import depending
+from relprop.tracer.program import Program
+
+
+def axis_of(program: Program, node: fx.Node, name: str, part: str) -> int:
+    """The axis of ``"positions"``, ``"heads"`` or ``"features"`` in the node's value as it is
+    shown, the batch being axis 0. Of an attention map positions are queries, and features keys.
+    Raises ``OptionError`` where no one axis is that."""
+    axes = program.axes.get(node, ())
+    shape = list(val(node).shape)
+    moved = int(not shape or shape[0] != 1)
+    tokens = [i + moved for i, axis in enumerate(axes) if is_token(axis) and i + moved]
+    rest = [i for i in range(1, len(shape) + moved) if i not in tokens]
+    found: list[int] = []
+    if is_map(program, node):
+        found = {"positions": tokens[-2:-1], "heads": rest, "features": tokens[-1:]}[part]
+    elif part == "features":
+        found = rest[-1:] if len(rest) < 3 else []
+    elif len(tokens) == 1:
+        found = {"positions": tokens, "heads": rest[:1] if len(rest) == 2 else []}[part]
+    if len(found) != 1:
+        size = " × ".join(map(str, shape[1 - moved :]))
+        fact = f"{name!r} is {size} for one sample, of which no one axis holds {part}"
+        raise OptionError(message(fact, then=["name the whole value"]))
+    return found[0]
+
+
+def token_axes(program: Program, node: fx.Node) -> list[int]:
+    """The axes of tokens in the node's value as it is shown."""
+    moved = int(not val(node).dim() or val(node).shape[0] != 1)
+    axes = enumerate(program.axes.get(node, ()))
+    return [i + moved for i, axis in axes if is_token(axis) and i + moved]
+
+
+def is_map(program: Program, node: fx.Node) -> bool:
+    """Whether it is an attention map, (heads, queries, keys)."""
+    for site in program.sites:
+        below = depending(program.graph.nodes, [site.softmax])
+        if node in below and site.attention in depending(program.graph.nodes, [node]):
+            return True
+    return False
