@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from relprop.errors import NoAttentionError, OptionError, first_line
+from relprop.errors import OptionError, first_line
 from relprop.explanation import Explanation
 from relprop.rules.attnlrp import attnlrp_lines
 from relprop.rules.presets import LIBRA_CONSTANTS, variant
@@ -39,15 +39,12 @@ def one_gradient(explain: Explain, samples: int, record: Record) -> None:
 
 def balanced_gradient(explain: Explain, samples: int, record: Record) -> None:
     """Write down how far gradient × input of the balanced model is from relevance by the same rules
-    walked, in double precision, or why there is none; and that ``gae`` has a balanced gradient,
-    too. Raises ``AssertionError`` for more than rounding."""
-    how: dict[str, Any] = {"gradient": BALANCED, "precision": "float64"}
-    by_input = how | {"method": "gradient_x_input"}
+    walked, in double precision, or why there is none. Raises ``AssertionError`` for more than
+    rounding."""
+    how: dict[str, Any] = {"method": "gradient_x_input", "precision": "float64"}
+    by_input = how | {"gradient": BALANCED}
     try:
         fast = explain(**by_input)
-        explain(**how, method="gae")
-    except NoAttentionError:
-        pass
     except OptionError as why:
         record.unbalanced = first_line(why)
         return

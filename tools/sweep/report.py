@@ -145,7 +145,7 @@ every softmax ends in an attention site or was looked at by a person and is none
 padding give in one call what they give one by one (to 1e-6 in float64); every explained input has finite scores that are not all 0, and padding has exactly 0; model and process
 are left bit for bit as they were. A failure names its first cause.
 
-*One gradient*: how far the scores of `method="attnlrp"` by one gradient are from those of the walk with ε = 0, in float64, relative to the largest (more than 1e-12 is a failure, unless rounding makes as much of the model: with ±, how far a sample in a batch is from the sample alone); or why relevance is walked. *Balanced gradient*: the same of `gradient_x_input` with `gradient="balanced"` and the walk by its rules; `gae` has one, too; or why there is none{since}."""  # noqa: E501
+*One gradient*: how far the scores of `method="attnlrp"` by one gradient are from those of the walk with ε = 0, in float64, relative to the largest (more than 1e-12 is a failure, unless rounding makes as much of the model: with ±, how far a sample in a batch is from the sample alone); or why relevance is walked. *Balanced gradient*: the same of `gradient_x_input` with `gradient="balanced"` and the walk by its rules; or why there is none{since}."""  # noqa: E501
 
 
 def _counts(records: list[Record]) -> str:
