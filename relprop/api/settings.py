@@ -31,33 +31,36 @@ def change_of(
         0 if part == "samples" else axis_of(program, node, name, part): at
         for part, at in parts.items()
     }
+    at = _index(name, shown, chosen)
     where = None
     if chosen:
-        mask = torch.zeros(shown.shape, dtype=torch.bool, device=shown.device)
-        mask[_index(name, shown, chosen)] = True
-        where = mask.reshape(own.shape)
+        where = torch.zeros(shown.shape, dtype=torch.bool, device=shown.device)
+        where[at] = True
     if callable(value):
         function, one = _checked(name, value, own), own[:1].detach()
-        return Change(node, name, function=function, where=_batched(where, own), example=one)
+        return Change(node, name, function=function, where=where, example=one)
+    given, whole = _number(name, value, shown), shown.detach().clone()
+    try:
+        whole[at] = given
+    except RuntimeError as error:
+        fact = f"set({name!r}): the value has shape {list(given.shape)}, and stands for "
+        then = ["a number, or a tensor that stretches to that"]
+        raise OptionError(message(f"{fact}{list(whole[at].shape)}", then=then)) from error
+    return Change(node, name, value=whole, where=where)
+
+
+def _number(name: str, value: object, like: Tensor) -> Tensor:
+    """A given value as a tensor of the type and on the device of another. Raises ``OptionError``
+    for what is no finite real number."""
     try:
         exact = None if isinstance(value, Tensor) else torch.float64
-        given = torch.as_tensor(value, dtype=exact).detach().to(shown.device)
+        given = torch.as_tensor(value, dtype=exact).detach().to(like.device)
     except (TypeError, ValueError, RuntimeError) as error:
         fact = f"set({name!r}, {value!r}): a number, a tensor or a function is needed"
         raise OptionError(fact) from error
     if given.is_complex() or given.is_meta or not bool(given.isfinite().all()):
         raise OptionError(f"set({name!r}): the value is not finite, or no real number")
-    given = given.to(shown.dtype)
-    whole = shown.detach().clone()
-    try:
-        whole[_index(name, shown, chosen)] = given
-    except RuntimeError as error:
-        part = list(whole[_index(name, shown, chosen)].shape)
-        fact = f"set({name!r}): the value has shape {list(given.shape)}, and stands for {part}"
-        then = ["a number, or a tensor that stretches to that"]
-        raise OptionError(message(fact, then=then)) from error
-    made = _batched(whole.reshape(own.shape), own)
-    return Change(node, name, value=made, where=_batched(where, own))
+    return given.to(like.dtype)
 
 
 def applied(change: Change, own: Tensor) -> Tensor:
@@ -66,13 +69,6 @@ def applied(change: Change, own: Tensor) -> Tensor:
     assert given is not None
     made = given.to(own.dtype).expand(tidy(own).shape).reshape(own.shape)
     return made if change.where is None else torch.where(change.where.reshape(own.shape), made, own)
-
-
-def _batched(value: Tensor | None, own: Tensor) -> Tensor | None:
-    """(batch, *one sample's shape without a leading 1), as an input has it."""
-    if value is None or own.dim() < 2 or own.shape[1] != 1:
-        return value
-    return value[:, 0]
 
 
 def _checked(name: str, function: Callable[[Tensor], Any], own: Tensor) -> Function:

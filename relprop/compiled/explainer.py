@@ -25,10 +25,11 @@ from relprop.errors import (
 from relprop.explanation import Block, Explanation
 from relprop.layout import Layout
 from relprop.numerics import is_finite
-from relprop.runner.answer import Made, Numbers, check_numbers, explained
+from relprop.runner.answer import Made, check_numbers, explained
 from relprop.runner.ask import AT_ZERO
 from relprop.runner.describe import Names, described_by, named
 from relprop.runner.needs import ONE_GRADIENT
+from relprop.runner.numbers import Numbers
 from relprop.runner.run import Part
 from relprop.targets import Start, Target
 from relprop.tracer.binding import Inputs, bind

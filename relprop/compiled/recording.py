@@ -16,11 +16,11 @@ from relprop.compiled.tape import LooksAtValues, taping
 from relprop.compiled.tidying import not_flat, refuse_tags
 from relprop.interpreter.forward import detached
 from relprop.operations import Value
-from relprop.runner.answer import Numbers, at_input, over_attention
 from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.describe import probabilities
 from relprop.runner.input_study import InputStudy
 from relprop.runner.needs import Needs
+from relprop.runner.numbers import Numbers, at_input, over_attention
 from relprop.runner.run import Described, Part, Run, forward_pass
 from relprop.targets import Start, class_output
 from relprop.targets.start import has_batch_axis

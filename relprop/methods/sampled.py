@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from relprop.errors import OptionError
-from relprop.methods.averages import generator, noise, normal, per_input
+from relprop.methods.averages import Noise, generator, normal, per_input
 from relprop.methods.inputs import Baseline, no_gradient, positive_integer
 from relprop.methods.inputs import baselines as references
 from relprop.numerics import at_least_float32
@@ -30,7 +30,7 @@ def smoothgrad(
     """
     positive_integer("n_samples", n_samples)
     per_input(at, "stdev", stdev)
-    around = noise(n_samples, stdev, seed)
+    around = Noise(n_samples, stdev, seed)
     total = {
         name: torch.zeros_like(value, dtype=at_least_float32(value.dtype))
         for name, value in at.values.items()

@@ -141,6 +141,11 @@ class Contrast(Target):
         known = [places for places in found if places is not None]
         return None if len(known) < len(found) else [p for places in known for p in places]
 
+    @property
+    def inside(self) -> bool:
+        """Whether either does."""
+        return self.speaks_for.inside or self.against.inside
+
     def reads_more(self, program: Program) -> bool:
         """Whether either does."""
         return any(t.reads_more(program) for t in (self.speaks_for, self.against))

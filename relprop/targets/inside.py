@@ -34,6 +34,11 @@ class Unit(Target):
         named = "".join(f", {part} {place}" for part, place in at.items() if place is not None)
         return f"unit {self.feature} of {self.name}{named}"
 
+    @property
+    def inside(self) -> bool:
+        """It does."""
+        return True
+
     def outputs(self, program: Program) -> tuple[fx.Node, ...]:
         """The node."""
         return (self._node(program).node,)
@@ -73,11 +78,6 @@ def nodes_inside(targets: Sequence[object], program: Program) -> tuple[fx.Node, 
     """The nodes at which any of ``targets`` starts that are no outputs of the model. Raises
     ``TargetError``."""
     listed = (t for target in targets for t in (target if isinstance(target, list) else [target]))
-    inside = (t for t in listed if isinstance(t, Target) and _reads_inside(t))
+    inside = (t for t in listed if isinstance(t, Target) and t.inside)
     found = (node for t in inside for node in t.outputs(program))
     return tuple(dict.fromkeys(n for n in found if n not in program.output_nodes))
-
-
-def _reads_inside(target: Target) -> bool:
-    sides = (getattr(target, name, None) for name in ("speaks_for", "against"))
-    return isinstance(target, Unit) or any(isinstance(side, Unit) for side in sides)

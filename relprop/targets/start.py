@@ -168,6 +168,11 @@ class Target(ABC):
         """Whether y_t reads more of an output than the elements at which relevance starts."""
         return False
 
+    @property
+    def inside(self) -> bool:
+        """Whether it reads a value before the model's end."""
+        return False
+
     @abstractmethod
     def outputs(self, program: Program) -> tuple[fx.Node, ...]:
         """The outputs it reads. Raises ``TargetError`` if the model has none like that."""

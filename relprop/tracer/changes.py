@@ -19,7 +19,7 @@ from relprop.errors import OptionError, RelpropError, first_line, message
 from relprop.tracer.assemble import assemble
 from relprop.tracer.binding import Inputs
 from relprop.tracer.capture import Capture, import_graph
-from relprop.tracer.editing import aten, emit, val
+from relprop.tracer.editing import aten, emit, made_after, val
 from relprop.tracer.facts import Facts, decide_books, facts_of, know, place
 from relprop.tracer.follow import depending
 from relprop.tracer.passes import canonicalise
@@ -58,27 +58,10 @@ def changed(program: Program, inputs: Inputs, change: Change, model: nn.Module |
     graph, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in program.graph.nodes:
         nodes[node] = graph.node_copy(node, nodes.__getitem__)
-    given, constants = dict[str, Tensor](), dict(program.constants)
-    added, before = dict[str, fx.Node](), nodes[change.node]
-    after, number = before, len(program.inputs)
-
-    def entering(said: str, tensor: Tensor) -> fx.Node:
-        name = said if said not in program.inputs else f"{said} ({number})"
-        given[name], added[name] = tensor, _input(graph, tensor)
-        return _shaped(before, added[name])
-
-    if change.function is not None:
-        after = _inlined(before, change, f"set{number}", constants, inputs.tensors[0].device)
-    elif change.value is not None:
-        after = entering(f"set {change.name}", change.value)
-    if change.where is not None:
-        mask = entering(f"where {change.name} is set", change.where)
-        after = _emitted(before, after, aten.where.self, mask, after, before)
-    if change.function is not None and after not in depending(graph.nodes, [before]):
-        fact = f"the function for {change.name!r} makes nothing of the value that it gets"
-        then = ["set what it gives: probe.set(name, function(probe.value(name)[name]))"]
-        raise OptionError(message(fact, then=then))
-    own = _between(before, after)
+    constants, entering = dict(program.constants), _Entering(program, nodes[change.node])
+    before, device = nodes[change.node], inputs.tensors[0].device
+    after = _replacement(before, change, entering, constants, device)
+    own = made_after(before, after)
     before.replace_all_uses_with(after, lambda user: user not in own)
     nodes[change.node] = after
     capture = Capture(
@@ -91,14 +74,56 @@ def changed(program: Program, inputs: Inputs, change: Change, model: nn.Module |
         choices=program.choices,
         guards=program.guards,
     )
-    names = (*program.inputs, *given)
-    made = assemble(capture, names, tuple(program.leaves), model)
-    for name, node in added.items():
+    whole = entering.beside(inputs)
+    made = assemble(capture, whole.names, tuple(program.leaves), model)
+    for name, node in entering.nodes.items():
         decide_books(node, name, side=False)
-    tensors = (*inputs.tensors, *given.values())
-    batched = (*inputs.batched, *(True for _ in given))
-    whole = replace(inputs, names=names, tensors=tensors, batched=batched)
     return Changed(replace(made, dtype=program.dtype, changed=True), whole, nodes)
+
+
+def _replacement(
+    before: fx.Node,
+    change: Change,
+    entering: _Entering,
+    constants: dict[str, Tensor],
+    device: torch.device,
+) -> fx.Node:
+    """What stands in place of a node, made behind it."""
+    after = before
+    if change.function is not None:
+        after = _inlined(before, change, f"set{entering.number}", constants, device)
+        if after not in depending(before.graph.nodes, [before]):
+            fact = f"the function for {change.name!r} makes nothing of the value that it gets"
+            then = ["set what it gives: probe.set(name, function(probe.value(name)[name]))"]
+            raise OptionError(message(fact, then=then))
+    elif change.value is not None:
+        after = entering(f"set {change.name}", change.value)
+    if change.where is None:
+        return after
+    mask = entering(f"where {change.name} is set", change.where)
+    return _emitted(before, after, aten.where.self, mask, after, before)
+
+
+class _Entering:
+    """The inputs that come in beside those of a program, for the node ``before``."""
+
+    def __init__(self, program: Program, before: fx.Node) -> None:
+        self.before, self.known, self.number = before, program.inputs, len(program.inputs)
+        self.nodes: dict[str, fx.Node] = {}
+        self.tensors: dict[str, Tensor] = {}
+
+    def __call__(self, said: str, tensor: Tensor) -> fx.Node:
+        """One more, in the shape of the node's value."""
+        name = said if said not in self.known else f"{said} ({self.number})"
+        self.tensors[name] = tensor
+        self.nodes[name] = _input(self.before.graph, tensor)
+        return _shaped(self.before, self.nodes[name])
+
+    def beside(self, inputs: Inputs) -> Inputs:
+        """The call with them."""
+        names, tensors = (*inputs.names, *self.tensors), (*inputs.tensors, *self.tensors.values())
+        batched = (*inputs.batched, *(True for _ in self.tensors))
+        return replace(inputs, names=names, tensors=tensors, batched=batched)
 
 
 def _input(graph: fx.Graph, tensor: Tensor) -> fx.Node:
@@ -124,17 +149,6 @@ def _shaped(before: fx.Node, given: fx.Node) -> fx.Node:
     if list(val(given).shape) == shape:
         return given
     return _emitted(before, before, aten.reshape.default, given, shape)
-
-
-def _between(before: fx.Node, after: fx.Node) -> set[fx.Node]:
-    """The nodes that ``after`` is made by, from ``before`` on."""
-    found, todo = set[fx.Node](), [after]
-    while todo:
-        node = todo.pop()
-        if before < node and node not in found:
-            found.add(node)
-            todo += node.all_input_nodes
-    return found
 
 
 def _inlined(

@@ -109,6 +109,17 @@ def swap(old: fx.Node, new: fx.Node) -> None:
     old.graph.erase_node(old)
 
 
+def made_after(first: fx.Node, last: fx.Node) -> set[fx.Node]:
+    """``last`` and the nodes that it is made of, as far as they stand behind ``first``."""
+    found, left = set[fx.Node](), [last]
+    while left:
+        one = left.pop()
+        if first < one and one not in found:
+            found.add(one)
+            left += one.all_input_nodes
+    return found
+
+
 def drop_unused(graph: fx.Graph) -> None:
     """Erase what nobody reads. PyTorch's own way to do so checks the whole graph each time, which
     is done once, after all passes."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from torch import fx
 
 from relprop.operations import argument, is_call, name_of
@@ -22,17 +24,19 @@ def heads_of(program: Program) -> dict[str, fx.Node]:
 
 def node_labels(program: Program) -> dict[str, fx.Node]:
     """Every floating node by name: ``module:op``, numbered where it repeats, ``module`` for the
-    last node of a module's call, and ``module:heads``."""
-    inner: dict[str, fx.Node] = {}
-    calls: dict[str, fx.Node] = {}
+    last node of a module's call, and ``module:heads``. Worked out once per program."""
+    return program.memo.once("node labels", lambda: _labels(program))
+
+
+def _labels(program: Program) -> dict[str, fx.Node]:
+    inner, calls, repeated = dict[str, fx.Node](), dict[str, fx.Node](), Counter[str]()
     for node in program.graph.nodes:
         if node.op != "call_function" or not is_floating(node) or role(node) != "activation":
             continue
         base = f"{place(node).call}:{name_of(node).removeprefix('_safe_').removeprefix('_')}"
-        number = sum(k == base or k.startswith(f"{base}#") for k in inner)
-        inner[f"{base}#{number}" if number else base] = node
-        for path, _ in place(node).modules:
-            calls[path] = node
+        inner[f"{base}#{repeated[base]}" if repeated[base] else base] = node
+        repeated[base] += 1
+        calls.update(dict.fromkeys((path for path, _ in place(node).modules), node))
     inner |= heads_of(program)
     order = {n: i for i, n in enumerate(program.graph.nodes)}
     return dict(sorted({**calls, **inner}.items(), key=lambda item: order[item[1]]))

@@ -6,7 +6,7 @@ from torch import fx
 
 from relprop.errors import OptionError, message
 from relprop.tracer.atoms import is_token
-from relprop.tracer.editing import val
+from relprop.tracer.editing import made_after, shape_of, val
 from relprop.tracer.follow import depending
 from relprop.tracer.program import Program
 
@@ -15,11 +15,8 @@ def axis_of(program: Program, node: fx.Node, name: str, part: str) -> int:
     """The axis of ``"positions"``, ``"heads"`` or ``"features"`` in the node's value as it is
     shown, the batch being axis 0. Of an attention map positions are queries, and features keys.
     Raises ``OptionError`` where no one axis is that."""
-    axes = program.axes.get(node, ())
-    shape = list(val(node).shape)
-    moved = int(not shape or shape[0] != 1)
-    tokens = [i + moved for i, axis in enumerate(axes) if is_token(axis) and i + moved]
-    rest = [i for i in range(1, len(shape) + moved) if i not in tokens]
+    shape, tokens = _shown(node), token_axes(program, node)
+    rest = [i for i in range(1, len(shape) + 1) if i not in tokens]
     found: list[int] = []
     if is_map(program, node):
         found = {"positions": tokens[-2:-1], "heads": rest, "features": tokens[-1:]}[part]
@@ -28,7 +25,7 @@ def axis_of(program: Program, node: fx.Node, name: str, part: str) -> int:
     elif len(tokens) == 1:
         found = {"positions": tokens, "heads": rest[:1] if len(rest) == 2 else []}[part]
     if len(found) != 1:
-        size = " × ".join(map(str, shape[1 - moved :]))
+        size = " × ".join(map(str, shape))
         fact = f"{name!r} is {size} for one sample, of which no one axis holds {part}"
         raise OptionError(message(fact, then=["name the whole value"]))
     return found[0]
@@ -36,15 +33,18 @@ def axis_of(program: Program, node: fx.Node, name: str, part: str) -> int:
 
 def token_axes(program: Program, node: fx.Node) -> list[int]:
     """The axes of tokens in the node's value as it is shown."""
-    moved = int(not val(node).dim() or val(node).shape[0] != 1)
+    moved = 1 + len(_shown(node)) - val(node).dim()
     axes = enumerate(program.axes.get(node, ()))
     return [i + moved for i, axis in axes if is_token(axis) and i + moved]
 
 
+def _shown(node: fx.Node) -> list[int]:
+    """One sample's value without a leading 1."""
+    shape = shape_of(node)
+    return shape[1:] if shape[:1] == [1] else shape
+
+
 def is_map(program: Program, node: fx.Node) -> bool:
     """Whether it is an attention map, (heads, queries, keys)."""
-    for site in program.sites:
-        below = depending(program.graph.nodes, [site.softmax])
-        if node in below and site.attention in depending(program.graph.nodes, [node]):
-            return True
-    return False
+    ways = ((s.softmax, made_after(s.softmax, s.attention)) for s in program.sites)
+    return any(node in depending(sorted(way), [softmax]) for softmax, way in ways)

@@ -55,6 +55,12 @@ def llama(name, **options):
     return getattr(hf, f"{name}ForCausalLM")(config)
 
 
+DECODER = (
+    "model.embed_tokens",
+    "model.layers.1.mlp",
+    "model.layers.0.self_attn",
+    "model.layers.1.self_attn.o_proj",
+)
 #: A model, its inputs, the target, its embedding, two modules, an output projection and its heads.
 CASES = {
     "vit": lambda: (
@@ -91,23 +97,13 @@ CASES = {
         llama("Llama"),
         {"input_ids": IDS},
         (5, 3),
-        (
-            "model.embed_tokens",
-            "model.layers.1.mlp",
-            "model.layers.0.self_attn",
-            "model.layers.1.self_attn.o_proj",
-        ),
+        DECODER,
     ),
     "mixtral": lambda: (
         llama("Mixtral", num_local_experts=4, experts_implementation="eager"),
         {"input_ids": IDS},
         (5, 3),
-        (
-            "model.embed_tokens",
-            "model.layers.1.mlp",
-            "model.layers.0.self_attn",
-            "model.layers.1.self_attn.o_proj",
-        ),
+        DECODER,
     ),
     "t5": lambda: (
         hf.T5ForConditionalGeneration(
@@ -196,7 +192,6 @@ WAYS = {
     "zero": (0.0, torch.zeros_like),
     "a number": (0.3, lambda v: torch.full_like(v, 0.3)),
     "a function": (lambda v: v * 1.5 + 0.1, lambda v: v * 1.5 + 0.1),
-    "a vector": (torch.arange(32.0), None),
 }
 
 
@@ -210,7 +205,7 @@ def test_it_is_what_a_hook_of_torch_makes(name, way):
             probe.set(path, value)
             assert closeness(probe.output(), y) <= case.within
             found = probe.gradient(case.places[0])[case.places[0]]
-            if slope is not None and slope.shape == found.shape:
+            if slope is not None:  # the changed run depends on the input
                 assert closeness(found, slope) <= case.within
             shown = probe.value(path)[path]
             assert callable(value) or bool((shown == value).all())

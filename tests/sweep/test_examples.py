@@ -2,12 +2,11 @@
 configs, every column good."""
 
 import functools
-import zlib
 
 import pytest
 import torch
 
-from tools.reference.__main__ import commit
+from tools.reference.__main__ import by_chance, commit
 from tools.sweep import subjects
 from tools.sweep.examine import examine
 from tools.sweep.record import EXPLAINED, MEASURED, NO_ATTENTION, NOT_BUILT
@@ -90,7 +89,6 @@ def test_what_is_not_yet_is_among_the_examples():
 @pytest.mark.parametrize("place", range(60))
 def test_gradients_of_models_that_the_commit_draws(place):
     """One gradient, and a balanced one, beside the walk."""
-    seed = commit()
-    drawn = sorted(known(), key=lambda name: zlib.crc32(f"{seed}{name}".encode()))
-    record = examine(known()[drawn[place]], gradient_alone=True)
+    name = by_chance(known(), commit())[place]
+    record = examine(known()[name], gradient_alone=True)
     assert record.status in (MEASURED, NOT_BUILT), (record.name, record.failures)

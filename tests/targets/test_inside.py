@@ -47,7 +47,7 @@ def test_it_is_the_number_that_a_hook_sees(name):
         assert closeness(e.output, y) <= case.within
         with relprop.instrument(case.model, case.inputs, target) as probe:
             found = probe.gradient(case.places[0])[case.places[0]]
-            if slope is not None and slope.shape == found.shape:
+            if slope is not None:
                 assert closeness(found, slope) <= case.within
             assert probe.ledger().balanced(1e-5)
 

@@ -73,8 +73,12 @@ def chosen(only: str, sample: int = 0, among: Iterable[str] | None = None) -> di
     words, known = [w for w in only.split(",") if w], every()
     found = [n for n in among or known if not words or any(w in n for w in words)]
     seed = commit() if sample else ""
-    found.sort(key=lambda n: zlib.crc32(f"{seed}{n}".encode()))
-    return {n: known[n] for n in found[: sample or None]}
+    return {n: known[n] for n in by_chance(found, seed)[: sample or None]}
+
+
+def by_chance(names: Iterable[str], seed: str) -> list[str]:
+    """The names in an order that another seed makes another."""
+    return sorted(names, key=lambda n: zlib.crc32(f"{seed}{n}".encode()))
 
 
 def commit() -> str:

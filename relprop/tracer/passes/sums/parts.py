@@ -14,6 +14,7 @@ from relprop.tracer.editing import (
     emit,
     is_live,
     is_tensor,
+    made_after,
     reshaped,
     shape_of,
     swap,
@@ -84,11 +85,5 @@ def _places(features: Tensor, width: int, bias: fx.Node) -> Tensor | None:
 
 def _before(node: fx.Node, constant: fx.Node) -> None:
     """Put a constant, and what it is made of, before a node."""
-    late, left = set[fx.Node](), [constant]
-    while left:
-        one = left.pop()
-        if node < one and one not in late:
-            late.add(one)
-            left += one.all_input_nodes
-    for one in sorted(late):
+    for one in sorted(made_after(node, constant)):
         node.prepend(one)

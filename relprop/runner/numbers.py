@@ -1,0 +1,161 @@
+"""What a method finds of a target, before anybody says what the tokens are: over attention, rolled
+up if it gives matrices, and at the input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from relprop.errors import (
+    OptionError,
+)
+from relprop.explanation import Block
+from relprop.interpreter.ledger import Ledger
+from relprop.rollup import Stream
+from relprop.runner.attention_study import AttentionStudy
+from relprop.runner.input_study import InputStudy
+from relprop.runner.placed import apart
+from relprop.runner.returned import checked_attributions, checked_found, is_matrices
+from relprop.runner.rollup import Pairs
+from relprop.runner.values import Found, SiteValues, TokenMap
+from relprop.tracer.editing import val
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What a method finds of a target, before anybody says what the tokens are: by explained input
+    the scores and what skip connections alone leave, (batch, tokens) both; ``inputs``, the
+    relevance at the input, and ``layers``; ``matrix`` and ``blocks``; all if ``keep=`` named
+    them."""
+
+    pairs: Pairs
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    layers: Mapping[str, Tensor] = field(default_factory=dict)
+    matrix: Tensor | None = None
+    blocks: tuple[Block, ...] | None = None
+    ledger: Ledger | None = None
+
+    def plus(self, other: Numbers, weight: float) -> Numbers:
+        """What there is by name, with ``weight`` times another's added."""
+
+        def added(mine: Mapping[str, Tensor], its: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {n: weight * v + mine[n] if n in mine else weight * v for n, v in its.items()}
+
+        both = (
+            added(*({n: p[k] for n, p in of.pairs.items()} for of in (self, other))) for k in (0, 1)
+        )
+        scores, identity = both
+        pairs = {n: (scores[n], identity[n]) for n in scores}
+        inputs, layers = added(self.inputs, other.inputs), added(self.layers, other.layers)
+        return Numbers(pairs, inputs, layers)
+
+
+# -- over attention
+
+
+def over_attention(study: AttentionStudy) -> Numbers:
+    """What a method over attention finds, rolled up if it gives matrices."""
+    method, keep = study.needs.question.by, study.needs.question.keep
+    own = {k: v for k, v in study.settings.items() if k in method.own_options()}
+    found = checked_found(study, method.function(study, **own))
+    scores = study.rolled_up(found) if is_matrices(found) else _token_maps(found)  # type: ignore[arg-type]
+    if not is_matrices(found) or study.mixes_unattended or not study.needs.backward.in_chunks:
+        scores = {
+            name: (torch.where(study.connected[name].to(part.device), part, 0), identity)
+            for name, (part, identity) in scores.items()
+        }
+    scores = _part_of(scores, study.needs.question.part)
+    at_inputs = [(s.name, study.found_at(s.leaf)) for s in study.streams if "input" in keep]
+    return Numbers(
+        {s.name: scores[s.name] for s in study.streams if s.name in scores},
+        {name: found[:, 0] for name, found in at_inputs if found is not None},
+        _layers(study, found) if "layers" in keep else {},
+        _matrix(study, found) if "matrix" in keep else None,
+        tuple(map(_block, study.whole)) if "blocks" in keep else None,
+        study.ledger,
+    )
+
+
+def _part_of(pairs: Pairs, part: str | None) -> Pairs:
+    """The scores, or what of them speaks for the target, or against it."""
+    if part is None:
+        return pairs
+    sign = 1 if part == "positive" else -1
+    return {name: ((sign * s).clamp(min=0), identity) for name, (s, identity) in pairs.items()}
+
+
+def _token_maps(found: Mapping[str, TokenMap]) -> Pairs:
+    return {
+        name: (m.scores, torch.zeros_like(m.scores) if m.identity is None else m.identity)
+        for name, m in found.items()
+    }
+
+
+def _matrix(study: AttentionStudy, found: Found) -> Tensor:
+    """C of Eq. 14. Raises ``OptionError`` for a method that multiplies no matrices."""
+    if not is_matrices(found):
+        name = study.needs.question.method
+        raise OptionError(f"keep='matrix': method {name!r} multiplies no matrices")
+    return study.matrix(found)  # type: ignore[arg-type]
+
+
+def _layers(study: AttentionStudy, found: Found) -> dict[str, Tensor]:
+    """The parts of the scores by layer. Raises ``OptionError`` for a method that has none."""
+    maps: Mapping[str, TokenMap] = {} if is_matrices(found) else found  # type: ignore[assignment]
+    layers = {name: m.layers for name, m in maps.items() if m.layers is not None}
+    if not layers:
+        name = study.needs.question.method
+        raise OptionError(f"keep='layers': method {name!r} has no scores by layer")
+    return {
+        n: torch.where(study.connected[n][:, None].to(part.device), part, 0)
+        for n, part in layers.items()
+    }
+
+
+def _block(values: SiteValues) -> Block:
+    """A site as users see it: one sample's leading 1 dropped, rows are queries."""
+
+    def tidy(t: Tensor | None) -> Tensor | None:
+        if t is None:
+            return None
+        t = t.mT if values.site.transposed else t
+        return t[:, 0] if t.dim() > 4 and t.shape[1] == 1 else t
+
+    attention = tidy(values.attention)
+    assert attention is not None
+    return Block(values.site.path, attention, tidy(values.slope), tidy(values.arrived))
+
+
+# -- at the input
+
+
+def at_input(study: InputStudy) -> Numbers:
+    """``scores`` are the method's numbers summed over the axes that are no positions; nothing is
+    rolled up, so ``row`` is ``scores`` and ``identity`` 0."""
+    by, ledger = study.needs.question.by, study.ledger
+    own = {k: v for k, v in study.settings.items() if k in by.own_options()}
+    found = checked_attributions(study, by.function(study, **own))
+    scores = {s.name: _summed(s, found[s.name]) for s in study.streams}
+    if study.needs.positions is not None:
+        placed, rest = study.needs.positions.scores(study)
+        scores = {name: part + placed[name] for name, part in scores.items()}
+        ledger = None if ledger is None else apart(ledger, rest)
+    kept = "input" in study.needs.question.keep
+    pairs = {name: (part, torch.zeros_like(part)) for name, part in scores.items()}
+    return Numbers(
+        _part_of(pairs, study.needs.question.part),
+        {name: found[name].detach() for name in scores} if kept else {},
+        ledger=ledger,
+    )
+
+
+def _summed(stream: Stream, attribution: Tensor) -> Tensor:
+    """An attribution (batch, *one sample's shape) summed over what are no positions, (batch,
+    positions)."""
+    batch = len(attribution)
+    whole = attribution.detach().reshape(batch, *val(stream.leaf).shape)
+    features = [i + 1 for i in range(whole.dim() - 1) if i not in stream.token_axes]
+    return (whole.sum(features) if features else whole).reshape(batch, -1)
