@@ -110,6 +110,10 @@ class MixedSamplesWarning(RelpropWarning):
     alone."""
 
 
+class SharedBatchWarning(RelpropWarning):
+    """What is set in a sample was made of the other samples of its batch."""
+
+
 class PaddingWarning(RelpropWarning):
     """The model's output for a padded text or recording is another than for it alone."""
 

@@ -26,7 +26,7 @@ from relprop.runner.question import Question
 from relprop.runner.run import Part, run
 from relprop.runner.session import Session, open_session
 from relprop.runner.sites import reached_inputs
-from relprop.targets import possible_starts
+from relprop.targets.resolve import compared_outputs
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.offloaded import home_of
 from relprop.tracer.surroundings import same_chance, undisturbed
@@ -108,10 +108,10 @@ def activation_maximization(
         def call(bound: Inputs, judge: Judge) -> tuple[str, fx.Node, InputStudy]:
             judge.hear(bound)
             with same_chance(model):
-                session = open_session(model, bound, "paper", how)
+                session = open_session(model, bound, "paper", how).reading([unit], bound)
                 name, leaf = _moving_input(session)
                 study = _study(session, Part(bound, prepared, 0, bound.batch), unit, leaf)
-            starts = possible_starts(session.program, [unit])
+            starts = compared_outputs(session.program, [unit])
             heard = judge.heard(session.program, bound, starts)
             judge.compare(session, heard, study.run.forward.values)
             return name, leaf, study

@@ -5,35 +5,83 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import index
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, fx
 
 from relprop.api.hooks import tidy
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError, RelpropError, first_line, message
 from relprop.tracer.changes import Change, Function
 from relprop.tracer.parts import axis_of
 from relprop.tracer.program import Program
 
 Places = int | Sequence[int] | slice | None
-#: How a part of a value is named, and what its axes are called.
-PARTS = ("samples", "heads", "positions", "features")
+
+
+class Parts(TypedDict, total=False):
+    """The part of a value that is set alone; ``None``: all of that axis."""
+
+    positions: Places
+    heads: Places
+    features: Places
+    samples: Places
+
+
+def checked_settings(settings: object) -> list[dict[str, Any]]:
+    """The arguments of each setting of ``probe.many``: its ``name``, ``value`` and ``parts``.
+    Raises ``OptionError``."""
+    listed = settings if isinstance(settings, Sequence) else []
+    needed, axes = {"name", "value"}, Parts.__annotations__.keys()
+    right = [isinstance(s, Mapping) and needed <= s.keys() <= needed | axes for s in listed]
+    if not right or not all(right):
+        fact = f"many({settings!r:.200}): a list of settings, each with the arguments of set"
+        raise OptionError(message(fact, then=['[{"name": NAME, "value": 0.0, "heads": 1}, ...]']))
+    both = (({k: v for k, v in s.items() if k in axes}, s) for s in listed)
+    return [{"name": s["name"], "value": s["value"], "parts": parts} for parts, s in both]
+
+
+def at_parts(program: Program, node: fx.Node, name: str, shown: Tensor, parts: Parts) -> Any:
+    """The index of the named ``parts`` of a value as it is ``shown``. Raises ``OptionError``."""
+    given: Any = {part: at for part, at in parts.items() if at is not None}
+    chosen = {
+        0 if part == "samples" else axis_of(program, node, name, part): at
+        for part, at in given.items()
+    }
+    return _index(name, shown, chosen)
+
+
+def stand_in(name: str, by: str, own: Tensor, others: Tensor, seed: int, *, shared: bool) -> Tensor:
+    """What ``ablate`` sets in place of the value ``own``, in its shape, made of those of ``others``
+    (``shared``: of the same samples). Raises ``OptionError``."""
+    if by not in ("zero", "mean", "resample"):
+        raise OptionError(f"ablate({name!r}, {by!r}): 'zero', 'mean' or 'resample'")
+    if by == "zero":
+        return torch.zeros_like(own)
+    if others.shape[1:] != own.shape[1:]:
+        fact = f"ablate({name!r}): a sample of reference has {list(others.shape[1:])} there, "
+        then = ["give a reference with as many tokens, or set a value"]
+        raise OptionError(message(f"{fact}one of the run {list(own.shape[1:])}", then=then))
+    if shared and len(own) == 1:
+        fact = f"ablate({name!r}, {by!r}): there is one sample, and no other to take"
+        raise OptionError(message(fact, then=["reference=: other inputs"]))
+    if by == "mean":
+        return others.mean(0, keepdim=True).expand_as(own)
+    if shared:
+        return own.roll(1, 0)
+    draw = torch.Generator().manual_seed(seed)
+    return others[torch.randint(len(others), (len(own),), generator=draw)]
 
 
 def change_of(
-    program: Program, node: fx.Node, name: str, own: Tensor, value: Any, parts: Mapping[str, Places]
+    program: Program, node: fx.Node, name: str, own: Tensor, value: Any, parts: Parts
 ) -> Change:
     """The change that sets ``value``, a number, a tensor or a function, at the named ``parts`` of
     the node's value (``own``, batch first, in the graph's shape). Raises ``OptionError``."""
     shown = tidy(own)
-    chosen = {
-        0 if part == "samples" else axis_of(program, node, name, part): at
-        for part, at in parts.items()
-    }
-    at = _index(name, shown, chosen)
+    at = at_parts(program, node, name, shown, parts)
     where = None
-    if chosen:
+    if any(place is not None for place in parts.values()):
         where = torch.zeros(shown.shape, dtype=torch.bool, device=shown.device)
         where[at] = True
     if callable(value):
@@ -76,7 +124,13 @@ def _checked(name: str, function: Callable[[Tensor], Any], own: Tensor) -> Funct
     is."""
 
     def call(value: Tensor) -> Tensor:
-        made = function(value)
+        try:
+            made = function(value)
+        except RelpropError:
+            raise
+        except Exception as error:
+            fact = f"set({name!r}): the function fails on a value of shape {list(value.shape)}: "
+            raise OptionError(f"{fact}{first_line(error)}") from error
         if not isinstance(made, Tensor) or not made.is_floating_point():
             what = str(made.dtype) if isinstance(made, Tensor) else type(made).__name__
             raise OptionError(f"set({name!r}): the function returned {what}, no floating tensor")

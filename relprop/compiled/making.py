@@ -28,6 +28,7 @@ from relprop.runner.question import Question
 from relprop.runner.run import Part
 from relprop.runner.session import Session, open_session
 from relprop.targets import is_callable, possible_starts
+from relprop.targets.inside import reads_inside
 from relprop.targets.outputs import ModelOutput, class_output_or_none
 from relprop.tracer.offloaded import is_offloaded
 
@@ -55,6 +56,8 @@ def make_flat(
     """
     _refuse_method(question)
     _refuse_model(model)
+    if reads_inside([target]):
+        raise OptionError(message("the target is inside the model", then=[EXPLAIN]))
     session = open_session(model, part.inputs, question.rule_set, how)
     _refuse_program(session)
     needs = _needs(session, question, target)
@@ -113,8 +116,6 @@ def _output(session: Session, target: object) -> ModelOutput:
     if len(nodes) != 1:
         fact = f"the target is of {len(nodes)} outputs"
         raise TargetError(message(fact, then=[ONE_ELEMENT]))
-    if nodes[0] not in session.program.output_nodes:
-        raise OptionError(message("the target is inside the model", then=[EXPLAIN]))
     names = session.program.outputs.names
     return ModelOutput(names[session.program.output_nodes.index(nodes[0])], nodes[0])
 

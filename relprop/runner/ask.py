@@ -141,7 +141,7 @@ class Asking:
         rules = [q.rule_set for q in self.questions]
         with same_chance(self.model):
             first = open_session(self.model, inputs, rules[0], self.how)
-        first = first.reading([cut(0, self.whole.batch) for cut in self.targets])
+        first = first.reading([cut(0, self.whole.batch) for cut in self.targets], inputs)
         return [first.under(r) for r in rules]
 
     def _answers(

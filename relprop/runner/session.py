@@ -31,9 +31,10 @@ from relprop.rollup import RollUpPlan, Stream, layer_outputs, rollup_plan
 from relprop.rules import PAPER, PRESETS, RuleSet
 from relprop.rules.ruleset import Entry, named, registered
 from relprop.runner.conditions import Conditions
-from relprop.targets.inside import nodes_inside
+from relprop.targets.inside import nodes_inside, reads_inside
 from relprop.tracer.binding import Inputs
 from relprop.tracer.leaves import looked_up_elsewhere
+from relprop.tracer.names import named as with_names
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site, describe, place
 from relprop.tracer.trace import trace_program
@@ -58,12 +59,13 @@ class Session:
         """The same program under another rule set."""
         return replace(self, rules=named(rules, PRESETS))
 
-    def reading(self, targets: Sequence[object]) -> Session:
+    def reading(self, targets: Sequence[object], inputs: Inputs) -> Session:
         """The same program, where the values inside it that targets name are kept, too."""
-        inside = nodes_inside(targets, self.program)
-        if not inside:
+        if not reads_inside(targets):
             return self
-        made = self.kept(("inside", inside), lambda: replace(self.program, inside=inside))
+        program = with_names(self.program, self.model, inputs)
+        inside = nodes_inside(targets, program)
+        made = program.memo.once(("inside", inside), lambda: replace(program, inside=inside))
         return replace(self, program=made)
 
     def plan(

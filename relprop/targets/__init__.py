@@ -2,7 +2,7 @@
 at it.
 
 The public part are the functions that name a target of a real head: ``answer``, ``contrast``,
-``output``, ``query``, ``region``, ``similarity``, ``span``, ``token`` and ``unit``
+``direction``, ``output``, ``query``, ``region``, ``similarity``, ``span``, ``token`` and ``unit``
 (docs/targets.md).
 """
 
@@ -18,6 +18,7 @@ from relprop.targets.start import Context, NoStart, Start, Target, Term, has_bat
 from relprop.targets.vocabulary import (
     answer,
     contrast,
+    direction,
     output,
     query,
     region,
@@ -36,6 +37,7 @@ __all__ = [
     "answer",
     "class_output",
     "contrast",
+    "direction",
     "has_batch_axis",
     "is_callable",
     "output",

@@ -22,6 +22,11 @@ FORMS = (
 def plain_index(index: object) -> Index:
     """A tuple of ints and labels from one of them or a tuple. Raises ``TargetError`` for anything
     else."""
+    if index is None:
+        fact = "None stands for what the model predicts in every sample, and not in a list"
+        raise TargetError(
+            message(fact, then=["give each sample's own: logits.argmax(-1).tolist()"])
+        )
     items = index if isinstance(index, tuple) else (index,)
     try:
         if not items or any(isinstance(k, bool) for k in items):

@@ -49,7 +49,8 @@ class Start:
     of a relevance of 1 on its way through the callable's own operations. ``is_sum``: whether y_t is
     the sum of these, which log-probabilities are not. ``single``: it is one element in every
     sample. ``at_once``: how many elements start together that are too many to be explained one by
-    one. Without ``terms`` relevance has no start. ``again``: y_t of other values of the outputs.
+    one. Without ``terms`` relevance has no start. ``again``: y_t of other values of the outputs;
+    ``by_forms``: of a callable, y_t with a gradient that follows a rule set's gradient forms.
     ``memo``: what questions about this target share.
     """
 
@@ -62,6 +63,7 @@ class Start:
     single: bool = False
     at_once: int = 0
     again: Callable[[Mapping[fx.Node, Made]], Tensor] | None = None
+    by_forms: Callable[[RuleSet], Tensor] | None = None
     memo: Memo = dataclasses.field(init=False, default_factory=Memo, repr=False, compare=False)
 
     @property
@@ -135,7 +137,8 @@ def has_batch_axis(node: fx.Node) -> bool:
 
 @dataclass(frozen=True)
 class Elements:
-    """One sample's share of a term: elements of one output, all of one ``weight``.
+    """One sample's share of a term: elements of one output, all of one ``weight``, or each of its
+    own, all of one sign.
 
     ``where``: the index of one element, or (elements, axes) of many, both without the batch axis,
     if there is one. ``log``: they are log-probabilities, normalised along the output's last axis.
@@ -143,8 +146,13 @@ class Elements:
 
     node: fx.Node
     where: tuple[int, ...] | Tensor
-    weight: float = 1.0
+    weight: float | Tensor = 1.0
     log: bool = False
+
+    @property
+    def negative(self) -> bool:
+        """Whether y_t falls with them."""
+        return bool((_number(self.weight) < 0).any())
 
 
 @dataclass(frozen=True)
@@ -200,7 +208,7 @@ def start_of(choices: Sequence[ChosenTarget], context: Context) -> Start:
     groups: dict[tuple[int, bool], dict[int, Elements]] = {}
     for i, choice in enumerate(choices):
         for k, part in enumerate(choice.parts):
-            groups.setdefault((k, part.weight < 0), {})[i] = part
+            groups.setdefault((k, part.negative), {})[i] = part
     terms, field, summands = [], dict[fx.Node, Points](), list[Summand]()
     for (_, negative), parts in sorted(groups.items(), key=lambda item: item[0]):
         seeds, sign = dict[fx.Node, Seed](), -1.0 if negative else 1.0
@@ -268,12 +276,16 @@ def _places(
     ``row`` of the sample), and how much they weigh."""
     single = [[i, *row, *p.where] for i, p in parts.items() if isinstance(p.where, tuple)]
     indices = [torch.tensor(single, dtype=torch.long, device=device)] if single else []
-    weights = [abs(p.weight) for p in parts.values() if isinstance(p.where, tuple)]
+    weights = [_number(p.weight)[None] for p in parts.values() if isinstance(p.where, tuple)]
     for i, part in parts.items():
         if isinstance(part.where, Tensor):
             where = part.where.to(device)
             before = torch.tensor([[i, *row]], device=device).expand(len(where), -1)
             indices.append(torch.cat([before, where], 1))
-            weights += [abs(part.weight)] * len(where)
-    index = torch.cat(indices)
-    return index.unbind(1), torch.tensor(weights, dtype=dtype, device=device)
+            weights.append(_number(part.weight).expand(len(where)))
+    index, numbers = torch.cat(indices), torch.cat([w.to(dtype) for w in weights]).abs()
+    return index.unbind(1), numbers.to(device)
+
+
+def _number(weight: float | Tensor) -> Tensor:
+    return torch.as_tensor(weight, dtype=torch.float64)

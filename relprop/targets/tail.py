@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import TargetError, message
+from relprop.errors import OptionError, TargetError, message
 from relprop.interpreter.batch import propagate
+from relprop.interpreter.forms import gradient_forms
 from relprop.interpreter.points import Made
 from relprop.plan import make_plan
 from relprop.rollup import rollup_plan_through
+from relprop.rules import RuleSet
 from relprop.targets.linear import linear_start, marks
 from relprop.targets.logits import at_logits, is_sum, takes_logarithms, words
 from relprop.targets.start import (
@@ -58,12 +61,32 @@ def resolve_callable(target: Callable[..., Tensor], context: Context) -> Start:
         other = replace(context, outputs=outputs)
         return called(target, other, _outputs_as_inputs(other))
 
-    start = _callable_start(target, label, scalars, slopes, inputs, context)
-    return replace(start, again=again)
+    try:
+        tail = traced(target, context, inputs)
+    except TargetError:
+        if context.walks:
+            raise
+        tail = None
+    start = _callable_start(tail, label, scalars, slopes, inputs, context)
+    by_forms = None if tail is None else partial(_by_forms, tail, inputs)
+    return replace(start, again=again, by_forms=by_forms)
+
+
+def _by_forms(tail: Program, inputs: Inputs, rules: RuleSet) -> Tensor:
+    """The tail's scalars with the gradient forms of a rule set in place of its own calls. Raises
+    ``OptionError`` where there are none."""
+    scalar = tail.output_nodes[0]
+    plan = make_plan(tail, None, rules, (scalar,), frozenset(tail.leaves.values()))
+    forms = gradient_forms(plan, frozenset())
+    if isinstance(forms, str):
+        fact = f"gradient={rules.name!r}, in the target callable: {forms}"
+        raise OptionError(message(fact, then=["gradient='model'"]))
+    found: Tensor = execute(tail, None, inputs, {scalar}, attached=True, forms=forms)[scalar]
+    return found.reshape(inputs.batch)
 
 
 def _callable_start(
-    target: Callable[..., Tensor],
+    tail: Program | None,
     label: tuple[object, ...],
     scalars: Tensor,
     slopes: Mapping[fx.Node, Tensor],
@@ -72,8 +95,7 @@ def _callable_start(
 ) -> Start:
     """The same without y_t of other values."""
     try:
-        tail = traced(target, context, inputs)
-        start = _at_elements(tail, label, scalars, inputs, context)
+        start = None if tail is None else _at_elements(tail, label, scalars, inputs, context)
     except TargetError:
         if context.walks:
             raise
@@ -82,6 +104,7 @@ def _callable_start(
         return start
     if not context.walks:
         return Start(label, scalars, (), marks(slopes), is_sum=False, at_elements=False)
+    assert tail is not None  # else it was refused
     if name := takes_logarithms(tail):
         raise NoStart(f"{label[0]!r} is no sum of logits, log-probabilities or losses ({name})")
     seeds, field = _walked(tail, inputs, context)

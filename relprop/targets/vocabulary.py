@@ -1,5 +1,6 @@
 """The targets of real heads, by name: an element of any output, a span, an answer, a token, a
-detector's query, a region, a similarity, a unit inside the model, and the difference of two.
+detector's query, a region, a similarity, a unit or a direction inside the model, and the difference
+of two.
 
 Each is immutable, hashable and picklable, and names no model: what it is in a sample is worked out
 when the model has run. A list gives one per sample. Where a position or class is left out, the
@@ -9,15 +10,17 @@ model's own prediction takes its place.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from relprop.door import guarded
 from relprop.errors import TargetError
 from relprop.targets.answers import Answer, Contrast
 from relprop.targets.index import Output
-from relprop.targets.inside import Unit
+from relprop.targets.inside import Direction, Unit
 from relprop.targets.pieces import id_of
 from relprop.targets.plain import plain_index
 from relprop.targets.queries import Query
@@ -58,7 +61,38 @@ def unit(name: str, feature: int, *, position: int | None = None, head: int | No
     whole = all(isinstance(i, int) and not isinstance(i, bool) for i in given)
     if not whole or not isinstance(name, str):
         raise TargetError(f"unit({name!r}, {feature!r}): a name; integers for the rest")
-    return Unit(name, feature, position, head)
+    return Unit(name, position, head, feature)
+
+
+@guarded
+def direction(
+    name: str,
+    vector: Tensor | Sequence[float],
+    *,
+    position: int | None = None,
+    head: int | None = None,
+) -> Direction:
+    """A direction inside the model (a concept vector, a probe's weights): the scalar product of
+    ``vector``, ``(features,)``, with a node's value at one ``position``, or, ``None``, the mean
+    over all. Names and heads as for ``unit``.
+
+    Relevance of the features with positive and with negative weights is worked out apart, and the
+    one taken from the other, as for ``contrast``.
+
+    >>> import torch
+    >>> from relprop.targets import direction
+    >>> str(direction("blocks.2", torch.ones(96), position=0))
+    'a direction in blocks.2, position 0'
+    """
+    weights = torch.as_tensor(vector).detach()
+    given = (0 if position is None else position, 0 if head is None else head)
+    whole = all(isinstance(i, int) and not isinstance(i, bool) for i in given)
+    if weights.dim() != 1 or not whole or not isinstance(name, str) or weights.is_complex():
+        fact = f"direction({name!r}, ...): the vector has shape {list(weights.shape)}"
+        raise TargetError(f"{fact}; a name, one number per feature, and integers are needed")
+    if not bool(weights.isfinite().all()) or not bool(weights.any()):
+        raise TargetError(f"direction({name!r}, ...): the vector is 0, or not finite")
+    return Direction(name, position, head, tuple(weights.double().tolist()))
 
 
 @guarded

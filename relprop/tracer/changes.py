@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -78,7 +79,9 @@ def changed(program: Program, inputs: Inputs, change: Change, model: nn.Module |
     made = assemble(capture, whole.names, tuple(program.leaves), model)
     for name, node in entering.nodes.items():
         decide_books(node, name, side=False)
-    return Changed(replace(made, dtype=program.dtype, changed=True), whole, nodes)
+    labels = {name: nodes[node] for name, node in program.labels.items()}
+    made = replace(made, dtype=program.dtype, changed=True, labels=labels)
+    return Changed(made, whole, nodes)
 
 
 def _replacement(
@@ -191,7 +194,9 @@ def _traced(
     try:
         with TRACING:
             sample = torch.zeros(like.shape, dtype=like.dtype, device=device)
-            module = make_fx(one, tracing_mode="real", pre_dispatch=True)(sample)
+            with torch.enable_grad():
+                module = make_fx(one, tracing_mode="real", pre_dispatch=True)(sample)
+            _refuse_no_grad(module.graph, change.name)
             graph, held = import_graph(module, None)
             canonicalise(graph, device, held)
         if change.example is not None:
@@ -210,3 +215,11 @@ def _traced(
         ]
         raise OptionError(message(fact, then=then)) from error
     return graph, held
+
+
+def _refuse_no_grad(graph: fx.Graph, name: str) -> None:
+    """Raises ``OptionError`` for a part of a function that autograd is not to see."""
+    switch: Any = torch._C._set_grad_enabled
+    if any(n.target is switch and not n.args[0] for n in graph.nodes):
+        fact = f"the function for {name!r} uses torch.no_grad(), which no graph holds"
+        raise OptionError(message(fact, then=["take .detach() where the gradient is to end"]))

@@ -4,7 +4,7 @@ computed for the same samples."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -124,6 +124,35 @@ def outputs_of_few(
             steps.append(there[hook.head.path].register_forward_pre_hook(hook).remove)
         outputs, _ = _outputs(run, inputs, {})
     return outputs, {hook.head.output: hook.head.cut for hook in hooks if hook.gave}
+
+
+def watched_run(
+    model: nn.Module,
+    inputs: Inputs,
+    see: Callable[[str, object], None],
+    draws: Mapping[int, Tensor] = MappingProxyType({}),
+) -> None:
+    """Run the model as ``model_run`` does, and show ``see`` what each of its modules returns, by
+    the module's name, whenever it is called."""
+    run = beside_others(model)
+    with undone() as steps:
+        for path, module in named_modules(run):
+            if path and not isinstance(module, torch.jit.ScriptModule):
+                steps.append(module.register_forward_hook(_Show(path, see)).remove)
+        _outputs(run, inputs, draws)
+
+
+class _Show:
+    """A hook that shows what a module returns; in no attribute, since these are taken back after a
+    run, and what they hold."""
+
+    __slots__ = ("path", "see")
+
+    def __init__(self, path: str, see: Callable[[str, object], None]) -> None:
+        self.path, self.see = path, see
+
+    def __call__(self, module: nn.Module, given: object, output: object) -> None:
+        self.see(self.path, output)
 
 
 class _GiveFew:

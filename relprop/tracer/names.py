@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
-from torch import fx
+from torch import fx, nn
 
 from relprop.operations import argument, is_call, name_of
+from relprop.tracer.binding import Inputs
 from relprop.tracer.editing import aten
 from relprop.tracer.program import Program, is_floating, place, role
+from relprop.tracer.returned import returned
 
 
 def heads_of(program: Program) -> dict[str, fx.Node]:
@@ -22,21 +25,25 @@ def heads_of(program: Program) -> dict[str, fx.Node]:
     return found
 
 
-def node_labels(program: Program) -> dict[str, fx.Node]:
-    """Every floating node by name: ``module:op``, numbered where it repeats, ``module`` for the
-    last node of a module's call, and ``module:heads``. Worked out once per program."""
-    return program.memo.once("node labels", lambda: _labels(program))
+def named(program: Program, model: nn.Module, inputs: Inputs) -> Program:
+    """The program with ``labels``: every floating node by name, ``module:op``, numbered where it
+    repeats, what a module returns by the module's (see ``returned``), and ``module:heads``. Worked
+    out once per program."""
+    if program.labels:
+        return program
+    return program.memo.once(
+        "named", lambda: replace(program, labels=_labels(program, model, inputs))
+    )
 
 
-def _labels(program: Program) -> dict[str, fx.Node]:
-    inner, calls, repeated = dict[str, fx.Node](), dict[str, fx.Node](), Counter[str]()
+def _labels(program: Program, model: nn.Module, inputs: Inputs) -> dict[str, fx.Node]:
+    inner, repeated = dict[str, fx.Node](), Counter[str]()
     for node in program.graph.nodes:
         if node.op != "call_function" or not is_floating(node) or role(node) != "activation":
             continue
         base = f"{place(node).call}:{name_of(node).removeprefix('_safe_').removeprefix('_')}"
         inner[f"{base}#{repeated[base]}" if repeated[base] else base] = node
         repeated[base] += 1
-        calls.update(dict.fromkeys((path for path, _ in place(node).modules), node))
-    inner |= heads_of(program)
+    found = returned(program, model, inputs) | inner | heads_of(program)
     order = {n: i for i, n in enumerate(program.graph.nodes)}
-    return dict(sorted({**calls, **inner}.items(), key=lambda item: order[item[1]]))
+    return dict(sorted(found.items(), key=lambda item: order[item[1]]))

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import relprop
+from relprop import activation_maximization
+from relprop.demo.model import digit_scene_model
 from relprop.errors import InputError, OptionError, RelpropError, TargetError
 from tests.common.models import build, closeness, sample
 from tests.e2e.test_non_invasive import assert_undisturbed, snapshot
@@ -108,6 +110,15 @@ def test_samples_are_ascents_of_their_own():
             closeness(whole.image[i : i + 1], alone.image) <= 1e-9
             and closeness(whole.objective[:, i], alone.objective[:, 0]) <= 1e-9
         )
+
+
+def test_a_unit_inside_the_model_rises():
+    start = torch.rand(1, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    unit, model = relprop.targets.unit("blocks.1.mlp", 3, position=7), digit_scene_model()
+    found = activation_maximization(model, unit, start=start, steps=5, lr=0.1, l2=0)
+    assert bool(found.objective[-1] > found.objective[0])
+    e = relprop.explain(model, found.image, unit, method="gradient_x_input")
+    assert closeness(e.output, found.objective[-1]) <= 1e-4
 
 
 def test_seeds_reproduce():

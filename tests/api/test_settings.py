@@ -298,6 +298,196 @@ def test_a_map_is_set_as_it_is_and_methods_explain_the_changed_run():
     assert closeness(changed, plain) > 1e-3
 
 
+class Several(nn.Module):
+    """Modules that return a tuple, a mapping, what is in another order, and nothing new."""
+
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x):
+            first = self.a(x).tanh()
+            return first, self.b(first).tanh()
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(8, 8)
+
+        def forward(self, x):
+            late = self.a(x).relu()
+            return {"late": late, "early": x * 0.5, "count": 3, "summed": late.sum(-1)}
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.pair, self.named, self.drop = self.Pair(), self.Named(), nn.Dropout()
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        x, gate = self.pair(self.pair(x)[0])
+        found = self.named(self.drop(x))
+        x = x + found["late"] * found["early"] + found["summed"][..., None]
+        return self.head(x.mean(1)) + gate.mean((1, 2))[:, None]
+
+
+def test_names_are_what_a_hook_of_torch_sees():
+    """Of a module that returns several tensors the first has its name; a second call its own."""
+    model, x = Several().double().eval(), torch.rand(2, 5, 8).double()
+    seen = {}
+    for path, module in model.named_modules():
+        module.register_forward_hook(lambda m, a, out, p=path: seen.setdefault(p, []).append(out))
+    model(x)
+    for module in model.modules():
+        module._forward_hooks.clear()
+    (first, again), (named,) = seen["pair"], seen["named"]
+    with relprop.instrument(model, x, 1) as probe:
+        for name, expected in (
+            ("pair", first[0]),
+            ("pair@1", again[0]),
+            ("pair@1[1]", again[1]),
+            ("pair.b@1", seen["pair.b"][1]),
+            ("named", named["late"]),
+            ("named[early]", named["early"]),
+            ("named[summed]", named["summed"]),
+            ("attention", seen["attention"][0][0]),
+        ):
+            assert closeness(probe.value(name)[name], expected.detach()) <= 1e-9, name
+        assert "drop" not in probe.names() and "pair[1]" not in probe.names()  # nobody reads it
+        with pytest.raises(OptionError, match="not so for dropout"):
+            probe.value("drop")
+        probe.set("pair@1[1]", 0.0)
+        assert closeness(probe.output(), (model(x)[:, 1] - again[1].mean((1, 2))).detach()) <= 1e-9
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_name_of_a_module_is_what_it_returns(name):
+    case, seen = Case(name), {}
+
+    def hook(path):
+        def see(module, args, out):
+            call = f"{path}@{len(seen[path])}" if (path in seen) else path
+            seen.setdefault(path, []).append(call)
+            seen[call, "value"] = out[0] if isinstance(out, tuple) else out
+
+        return see
+
+    torch.manual_seed(3)  # ViLT draws the order of its patches
+    case.run({path: hook(path) for path in case.modules if path})
+    with case.probe() as probe:
+        names = [n for n in probe.names() if ":" not in n and "[" not in n]
+        assert set(case.places) <= set(names)
+        for n in names if name != "vilt" else ():
+            value = seen[n, "value"]
+            value = (value if isinstance(value, torch.Tensor) else value[0]).detach()
+            assert closeness(probe.value(n)[n].reshape(value.shape), value) <= case.within, n
+
+
+def test_a_part_is_ablated_by_other_samples():
+    name, others = "blocks.2.attn:heads", torch.rand(5, 1, 32, 32).double()
+    with relprop.instrument(MODEL, others, 3) as probe:
+        of_others = probe.value(name)[name]
+    with probing() as probe:
+        own = probe.value(name)[name]
+        for by, how, value in (
+            ("zero", {}, torch.zeros(1).double()),
+            ("mean", {"reference": others}, of_others.mean(0)[:, 1]),
+            ("mean", {"reference": of_others[:1] * 0}, None),
+            ("mean", {}, own.mean(0)[:, 1]),
+            ("resample", {}, own.flip(0)[:, :, 1]),
+        ):
+            if value is None:
+                with pytest.raises(RelpropError):
+                    probe.ablate(name, by, **how, heads=1)
+                continue
+            probe.ablate(name, by, **how, heads=1)
+            shown, found = probe.value(name)[name], probe.output()
+            assert closeness(shown[:, :, 1], value.expand_as(shown[:, :, 1])) <= 1e-12
+            assert bool((shown[:, :, 0] == own[:, :, 0]).all()) and probe.ledger().balanced()
+            probe.clear()
+            setting = {"name": name, "value": shown}
+            assert closeness(probe.many([setting])[0], found) <= 1e-12
+        probe.ablate(name, "resample", reference=others, seed=1)
+        shown = probe.value(name)[name]
+        drawn = {
+            i: [k for k in range(5) if torch.allclose(shown[i], of_others[k])] for i in range(2)
+        }
+        assert all(len(found) == 1 for found in drawn.values())
+
+
+def test_the_own_batch_is_said():
+    with probing() as probe, pytest.warns(relprop.errors.SharedBatchWarning, match="own 2 samples"):
+        probe.ablate("blocks.1.mlp", "mean")
+    strict = relprop.instrument(MODEL, IMAGES, 3, strict=True)
+    with strict as probe, pytest.raises(RelpropError, match="own 2 samples"):
+        probe.ablate("blocks.1.mlp", "mean")
+
+
+def test_steering_is_what_a_hook_of_torch_makes():
+    case, step = Case("vit"), torch.linspace(-1, 1, 32).double()
+    path = case.places[1]
+    y, slope = case.run({path: replaced(lambda v: v + 0.5 * step)})
+    with case.probe() as probe:
+        probe.steer(path, step, 0.5)
+        assert closeness(probe.output(), y) <= 1e-9
+        assert closeness(probe.gradient("patch_embed")["patch_embed"], slope) <= 1e-9
+        assert probe.ledger().balanced(1e-5)
+
+
+def test_many_settings_of_many_nodes_are_those_one_by_one():
+    settings = [
+        {"name": "blocks.2.attn:heads", "value": 0.0, "heads": h, "positions": p}
+        for h in range(4)
+        for p in (0, slice(1, None))
+    ]
+    settings[3:3] = [
+        {"name": "blocks.0", "value": lambda v: v * 0.5, "samples": 1},
+        {"name": "head", "value": 1.0},
+        {"name": "blocks.3.attn:softmax", "value": torch.eye(65).double()},
+    ]
+    with probing() as probe:
+        probe.set("blocks.1.mlp", 0.1, positions=2)
+        many = probe.many(settings)
+        for setting, found in zip(settings, many, strict=True):
+            probe.set(**setting)
+            assert closeness(found, probe.output()) <= 1e-12
+            probe.clear()
+            probe.set("blocks.1.mlp", 0.1, positions=2)
+
+
+def test_an_explanation_follows_the_rules_of_its_method():
+    for rules, method, like in (
+        (None, "attnlrp", {}),
+        ("attnlrp", "attnlrp", {}),
+        ("epsilon", "attnlrp", {"rules": "epsilon"}),
+        ("epsilon", "rollout", {}),
+        (None, "transformer_attribution", {}),
+    ):
+        with probing(rules=rules) as probe:
+            found = probe.explanation(method=method).scores
+        expected = relprop.explain(MODEL, IMAGES, 3, method=method, ledger=True, **like)
+        assert closeness(found, expected.scores) <= 1e-9
+
+
+def test_conditioned_relevance_and_the_rest_are_the_whole():
+    """Relevance is linear: what half the units of a layer hand down and what the others do are all
+    of it (what the skip connection carries past them is in both)."""
+    layer, some = (
+        "blocks.2.mlp.fc1",
+        torch.zeros(384).double().index_fill(0, torch.arange(0, 384, 2), 1),
+    )
+    found = {}
+    for name, mask in {"some": some, "others": 1 - some, "all": some * 0 + 1, "none": 0}.items():
+        with probing(rules="attnlrp") as probe:
+            probe.hook(layer, lambda relevance, mask=mask: relevance * mask)
+            found[name] = probe.explanation(method="attnlrp", keep="input").input
+    both = found["some"] + found["others"]
+    assert closeness(both, found["all"] + found["none"]) <= 1e-9
+    assert closeness(found["some"], found["none"]) > 1e-3
+
+
 def test_what_was_predicted_stays_the_target():
     with relprop.instrument(MODEL, IMAGES) as probe:
         best = MODEL(IMAGES).argmax(1)
@@ -347,6 +537,7 @@ def test_what_cannot_be_set_is_refused_and_nothing_is_left_behind():
                 "65 × 96 for one sample, of which no one axis holds heads",
             ),
             (lambda: probe.set(places, lambda v: 3), "returned int"),
+            (lambda: probe.set(places, lambda v: v.nothing), "the function fails"),
             (lambda: probe.set(places, lambda v: v.round().long()), "returned torch.int64"),
             (lambda: probe.set(places, lambda v: v[:, :, :3]), "does not fit"),
             (lambda: probe.set(places, torch.zeros_like), "makes nothing of the value"),
@@ -363,6 +554,14 @@ def test_what_cannot_be_set_is_refused_and_nothing_is_left_behind():
             (lambda: probe.set("patch_embed.proj", 0, positions=0), "no one axis holds positions"),
             (lambda: probe.set(places, lambda v: v.mul_(2)), "writes into the value"),
             (lambda: probe.set(places, lambda v: v - v.mean(0)), "of a sample alone"),
+            (lambda: probe.set(places, torch.no_grad()(lambda v: v * 2)), "uses torch.no_grad"),
+            (lambda: probe.ablate(places, "none"), "'zero', 'mean' or 'resample'"),
+            (lambda: probe.ablate(places, reference=IMAGES), "is for 'mean' and 'resample'"),
+            (lambda: probe.steer(places, 3), "a tensor is needed"),
+            (
+                lambda: probe.steer(places, torch.ones(7)),
+                r"fails on a value of shape \[2, 65, 96\]",
+            ),
             (
                 lambda: probe.set(places, lambda v: v * v.sum().item()),
                 "cannot be followed|of a sample alone",

@@ -206,3 +206,27 @@ def test_the_first_example_of_the_readme(capsys):
     said = re.search(r"# (class 2 .*?),", first)[1]
     assert capsys.readouterr().out.startswith(said)
     assert scope["explanation"].heatmap().shape == (1, 32, 32)
+
+
+def test_values_are_changed_by_five_recipes():
+    """Each of them moves the answer, and in the end all is as it was."""
+    scope = run("change-values.md")
+    before, probe = scope["before"], scope["probe"]
+    assert scope["effects"].shape == (4, 4) and bool(scope["effects"].abs().amax(1).gt(1e-3).all())
+    plain = relprop.explain(scope["model"], scope["images"], 2, method="attnlrp", keep="input")
+    for made in ("steered", "by_one_head"):
+        assert (scope[made].scores - plain.scores).abs().max() > 1e-3 * plain.scores.abs().max()
+    assert torch.equal(probe.output(), before)
+
+
+def test_reference_samples_of_a_unit_light_it_most():
+    scope = run("concepts.md")
+    model, layer, best = scope["model"], scope["layer"], int(scope["best"][0])
+    seen = []
+    handle = model.get_submodule(layer).register_forward_hook(lambda m, a, out: seen.append(out))
+    model(scope["scenes"].images)
+    handle.remove()
+    means = seen[0].detach()[..., best].mean(1)
+    expected = means.topk(8).values
+    assert torch.allclose(means[scope["reference"]], expected, rtol=1e-4)
+    assert torch.allclose(scope["lit"].output, means, rtol=1e-4, atol=1e-5)

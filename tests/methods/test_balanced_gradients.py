@@ -340,3 +340,30 @@ def test_the_explanation_says_which_gradient_it_is():
     assert e.facts["gradient"] == "libra" and e.facts["options"]["gradient"] == "balanced"
     plain = relprop.explain(model, inputs, 1, method="gae")
     assert "gradient" not in plain.facts and closeness(e.scores, plain.scores) > 1e-3
+
+
+@pytest.mark.parametrize("rules", ["libra", "attnlrp"])
+def test_a_callable_that_multiplies_outputs_is_balanced_too(rules):
+    """Of a product of two logits each is half responsible, as in the model itself: gradient times
+    input is what the walk gives from the callable's scalar."""
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, num_classes=4)
+    model, x = model.eval(), torch.randn(2, 3, 32, 32)
+
+    def product(y):
+        return y[0, 1] * y[0, 2] + y[0, 3]
+
+    exact = {"libra": LIBRA, "attnlrp": relprop.rules.ATTNLRP}[rules]
+    how = {"precision": "float64"}
+    found = relprop.explain(model, x, product, method="gradient_x_input", gradient=exact, **how)
+    walked = relprop.explain(model, x, product, method="attnlrp", rules=exact, ledger=True, **how)
+    assert closeness(found.scores, walked.scores) <= 1e-9
+    plain = relprop.explain(model, x, product, method="gradient_x_input", **how)
+    assert closeness(found.scores, plain.scores) > 1e-2
+
+    def chosen(y):  # is no graph
+        return y[0, 1] * y[0, int(y[0].argmax())]
+
+    with pytest.raises(OptionError, match="the target callable cannot be followed"):
+        relprop.explain(model, x, chosen, method="gradient_x_input", gradient=rules)
+    relprop.explain(model, x, chosen, method="gradient_x_input")

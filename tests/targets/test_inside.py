@@ -6,7 +6,7 @@ import torch
 import relprop
 from relprop.demo.model import digit_scene_model
 from relprop.errors import OptionError, TargetError
-from relprop.targets import contrast, unit
+from relprop.targets import contrast, direction, unit
 from tests.api.test_settings import CASES, IDS, Case
 from tests.common.models import closeness
 
@@ -104,6 +104,48 @@ def test_a_unit_of_each_sample_and_one_rather_than_another():
     assert closeness(parts[2], parts[0] - parts[1]) <= 1e-9
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_a_direction_is_the_scalar_product_that_a_hook_sees(name):
+    case = Case(name)
+    path = case.places[1]
+    width = case.probe().value(path)[path].shape[-1]
+    vector = torch.linspace(-1, 2, width).double()
+    for position, make in ((2, lambda v: v[:, 2] @ vector), (None, lambda v: (v @ vector).mean(1))):
+        y, slope = inner(case, path, make)
+        with relprop.instrument(
+            case.model, case.inputs, direction(path, vector, position=position)
+        ) as probe:
+            assert closeness(probe.output(), y) <= case.within
+            if slope is not None:
+                found = probe.gradient(case.places[0])[case.places[0]]
+                assert closeness(found, slope) <= case.within
+            assert probe.ledger().balanced(1e-5)
+
+
+def test_a_direction_along_one_feature_is_that_unit():
+    for name, at in (
+        ("blocks.2.mlp", {}),
+        ("blocks.1.attn:heads", {"position": 3, "head": 1}),
+        ("patch_embed.proj", {}),
+    ):
+        with relprop.instrument(MODEL, IMAGES, 3) as probe:
+            shown = probe.value(name)[name]
+        along = torch.zeros(shown.shape[1] if name == "patch_embed.proj" else shown.shape[-1])
+        along[5] = 1
+        before_attention = name == "patch_embed.proj"
+        for method in ("attnlrp", "lrp" if before_attention else "gae"):
+            pair = [
+                relprop.explain(MODEL, IMAGES, t, method=method)
+                for t in (unit(name, 5, **at), direction(name, along, **at))
+            ]
+            assert closeness(pair[0].output, pair[1].output) <= 1e-12
+            assert closeness(pair[0].scores, pair[1].scores) <= 1e-9, (name, method)
+    with relprop.instrument(MODEL, IMAGES, direction("blocks.2.mlp", torch.ones(96))) as probe:
+        before = probe.output()
+        probe.set("blocks.2.mlp", lambda v: v * 2)
+        assert closeness(probe.output(), 2 * before) <= 1e-12
+
+
 def test_in_a_decoder_a_unit_knows_what_stands_before_it():
     case = Case("llama")
     e = relprop.explain(case.model, {"input_ids": IDS}, unit("model.layers.0.mlp", 1, position=2))
@@ -121,6 +163,15 @@ def test_what_is_no_unit_is_refused():
             relprop.explain(MODEL, IMAGES, target)
     with pytest.raises(OptionError, match="no one axis holds heads"):
         relprop.explain(MODEL, IMAGES, unit("blocks.2.mlp", 0, position=0, head=0))
+    for vector, said in (
+        (torch.ones(7), "7 entries, and 'blocks.2.mlp' 96 features"),
+        (torch.ones(2, 3), r"shape \[2, 3\]"),
+        (torch.zeros(96), "the vector is 0"),
+    ):
+        with pytest.raises(TargetError, match=said):
+            relprop.explain(MODEL, IMAGES, direction("blocks.2.mlp", vector))
+    with pytest.raises(TargetError, match="None stands for what the model predicts in every"):
+        relprop.explain(MODEL, IMAGES, [unit("blocks.2.mlp", 0), None])
     with pytest.raises(TargetError, match="integers for the rest"):
         unit("blocks.2.mlp", 0.5)
     with pytest.raises(OptionError, match="inside"):

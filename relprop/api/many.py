@@ -1,0 +1,66 @@
+"""Many settings of a run at once: the graph from what is changed on, for several settings of one
+node as one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, fx
+
+from relprop.api.settings import applied
+from relprop.runner.memory import SHARE, free_memory
+from relprop.runner.session import Session
+from relprop.tracer.binding import Inputs
+from relprop.tracer.calls import Values
+from relprop.tracer.changes import Change
+from relprop.tracer.editing import tensor_inputs
+from relprop.tracer.facts import is_batched
+from relprop.tracer.follow import depending
+from relprop.tracer.offloaded import runs_on
+from relprop.tracer.run import execute
+from relprop.tracer.surroundings import undisturbed
+
+#: y_t of every sample from the values of the outputs.
+Amount = Callable[[Mapping[fx.Node, Tensor]], Tensor]
+
+
+def outcomes(
+    session: Session, inputs: Inputs, held: Values, changes: Sequence[Change], amount: Amount
+) -> Tensor:
+    """y_t of every sample under each of the changes alone, (changes, batch); ``held``: the values
+    of all nodes without any."""
+    found, free = dict[int, Tensor](), free_memory(runs_on(session.model, inputs.tensors[0]))
+    for node in dict.fromkeys(change.node for change in changes):
+        mine = [i for i, change in enumerate(changes) if change.node is node]
+        below = depending(session.program.graph.nodes, [node])
+        taken = sum(held[n].nbytes for n in below if n in held)
+        size = max(1, int(SHARE * free / max(1, taken)))
+        for first in range(0, len(mine), size):
+            some = mine[first : first + size]
+            values = [applied(changes[i], held[node]) for i in some]
+            rows = _run(session, inputs, held, {node: torch.cat(values)}, below, amount)
+            found |= dict(zip(some, rows, strict=True))
+    return torch.stack([found[i] for i in range(len(changes))])
+
+
+def _run(
+    session: Session,
+    inputs: Inputs,
+    held: Values,
+    given: Values,
+    below: set[fx.Node],
+    amount: Amount,
+) -> list[Tensor]:
+    """y_t of every sample for each block of ``given``, the values of a node for several settings
+    one behind the other."""
+    ((node, value),) = given.items()
+    times, ends = len(value) // inputs.batch, set(session.program.ends)
+    read = {i for n in below for i in tensor_inputs(n)} | ends
+    there = dict(given)
+    for n in read - below - {node}:
+        there[n] = torch.cat([held[n]] * times) if is_batched(n) else held[n]
+    with undisturbed(session.model), torch.no_grad():
+        made = execute(session.program, session.model, inputs, ends, known=there)
+        blocks = {n: made[n].split(inputs.batch) for n in ends}
+        return [amount({n: b[k] for n, b in blocks.items()}).detach() for k in range(times)]

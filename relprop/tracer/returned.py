@@ -1,0 +1,97 @@
+"""What the modules of a model return, among the values of its program: each tensor that a forward
+hook would see, by name.
+
+A graph knows in which module's call a value is made, and not which of these the module returns:
+that is told by running the model once more, on one sample, and comparing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, fx, nn
+
+from relprop.errors import CaptureError
+from relprop.tracer.binding import Inputs, flatten_output
+from relprop.tracer.calls import Values
+from relprop.tracer.draws import numbers_of
+from relprop.tracer.facts import is_batched
+from relprop.tracer.judge import watched_run
+from relprop.tracer.program import Program, is_floating, place, role
+from relprop.tracer.run import execute
+
+#: How far a value may be from what the module returns, relative to its largest.
+EQUAL = 1e-4
+EQUAL_HALVES = 2e-2
+
+
+def returned(program: Program, model: nn.Module, inputs: Inputs) -> dict[str, fx.Node]:
+    """By each module's call (``blocks.2.attn``, ``@1`` behind it for the second) the first tensor
+    that it returns, and as ``call[1]`` or ``call[key]`` the others. What is no value of the program
+    has no name; of a module that no hook sees it is the last value of its call."""
+    made, one = _made_in(program), inputs.select(0, 1)
+    values = execute(program, model, one, {n for nodes in made.values() for n in nodes})
+    found, seen = dict[str, fx.Node](), Counter[str]()
+
+    def see(path: str, output: object) -> None:
+        call = f"{path}@{seen[path]}" if seen[path] else path
+        seen[path] += 1
+        for name, tensor in _named(output):
+            node = _same(tensor, made.get(call, ()), values)
+            if node is not None:
+                found[call + name] = node
+
+    watched_run(model, one, see, numbers_of(program.constants))
+    unseen = {call: nodes[0] for call, nodes in made.items() if call.split("@")[0] not in seen}
+    return unseen | found
+
+
+def _made_in(program: Program) -> Mapping[str, list[fx.Node]]:
+    """By each module's call the values that it could return, the last first: of the last ones of
+    calls, and those that are read outside of one, all that are made in it."""
+    found = defaultdict[str, list[fx.Node]](list)
+    around = {
+        node: {path for path, _ in place(node).modules if path} for node in program.graph.nodes
+    }
+    for node in reversed(program.graph.nodes):
+        if node.op != "call_function" or not is_floating(node) or not is_batched(node):
+            continue
+        if role(node) != "activation":
+            continue
+        calls = around[node]
+        outside = any(calls - around[user] for user in node.users)
+        if outside or any(call not in found for call in calls):
+            for call in calls:
+                found[call].append(node)
+    return found
+
+
+def _named(output: object) -> list[tuple[str, Tensor]]:
+    """The floating tensors of what a module returns, with what stands behind the module's name."""
+    try:
+        tensors, tree = flatten_output(output)
+    except CaptureError:  # it returns no tensor
+        return []
+    names = (n if n.startswith("[") else f"[{n}]" for n in tree.names)
+    both = [("" if i == 0 else n, t) for i, (n, t) in enumerate(zip(names, tensors, strict=True))]
+    return [(n, t) for n, t in both if t.is_floating_point()]
+
+
+def _same(tensor: Tensor, nodes: Sequence[fx.Node], values: Values) -> fx.Node | None:
+    """The first of some nodes that has a tensor's values, in its order."""
+    near = EQUAL_HALVES if torch.finfo(tensor.dtype).bits < 32 else EQUAL
+    for node in nodes:
+        value = values[node]
+        if value.numel() != tensor.numel():
+            continue
+        mine, theirs = value.reshape(tensor.shape).double(), tensor.to(value.device).double()
+        if torch.allclose(mine, theirs, rtol=near, atol=near * _largest(theirs)):
+            return node
+    return None
+
+
+def _largest(tensor: Tensor) -> float:
+    finite = tensor[tensor.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
