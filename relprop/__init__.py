@@ -128,4 +128,4 @@ def _is_module(name: str) -> bool:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES})
+    return sorted({*__all__, *_MODULES, "__version__"})

@@ -176,3 +176,7 @@ def shap_explanation(explanation: Explanation, stream: str | None = None) -> Any
     names = None if scores.tokens is None else [list(row) for row in scores.tokens]
     base, outputs = np.zeros(len(values)), [str(t) for t in one.target]
     return shap.Explanation(values, base, data, feature_names=names, output_names=outputs)
+
+
+def __dir__() -> list[str]:
+    return __all__

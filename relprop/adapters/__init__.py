@@ -54,3 +54,7 @@ __all__ = [
     "register",
     "remove",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

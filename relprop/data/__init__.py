@@ -30,3 +30,7 @@ __all__ = [
     "split_words",
     "word_pieces",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -98,3 +98,7 @@ __all__ = [
     "upsampled",
     "word_scores",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

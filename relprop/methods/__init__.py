@@ -198,3 +198,7 @@ __all__ = [
     "remove",
     "row_wise",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -75,3 +75,7 @@ __all__ = [
     "w_squared",
     "z_box",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

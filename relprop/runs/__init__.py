@@ -17,3 +17,7 @@ __all__ = [
     "read_run",
     "run",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

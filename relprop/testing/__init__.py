@@ -23,3 +23,7 @@ __all__ = [
     "check_method",
     "check_rule",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -17,8 +17,12 @@ ROOT = Path(__file__).parents[2]
 def test_dir_completes_the_public_modules():
     listed = set(dir(relprop))
     assert {"methods", "evaluation", "data", "adapters", "plot", "testing", "runs"} <= listed
-    for name in listed - {"TYPE_CHECKING"}:
+    for name in listed:
         assert getattr(relprop, name) is not None
+    for name in relprop._MODULES:
+        module = getattr(relprop, name)
+        public = getattr(module, "__all__", None)
+        assert public is None or dir(module) == sorted(public)
 
 
 @pytest.mark.slow
