@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.api.settings import applied
+from relprop.operations import Value
 from relprop.runner.memory import SHARE, free_memory
 from relprop.runner.session import Session
 from relprop.tracer.binding import Inputs
@@ -34,12 +35,13 @@ def outcomes(
     for node in dict.fromkeys(change.node for change in changes):
         mine = [i for i, change in enumerate(changes) if change.node is node]
         below = depending(session.program.graph.nodes, [node])
-        taken = sum(held[n].nbytes for n in below if n in held)
+        values = [held[n] for n in below if n in held]
+        taken = sum(v.nbytes for v in values if isinstance(v, Tensor))
         size = max(1, int(SHARE * free / max(1, taken)))
         for first in range(0, len(mine), size):
             some = mine[first : first + size]
-            values = [applied(changes[i], held[node]) for i in some]
-            rows = _run(session, inputs, held, {node: torch.cat(values)}, below, amount)
+            given = torch.cat([applied(changes[i], held[node]) for i in some])
+            rows = _run(session, inputs, held, {node: given}, below, amount)
             found |= dict(zip(some, rows, strict=True))
     return torch.stack([found[i] for i in range(len(changes))])
 
@@ -59,8 +61,15 @@ def _run(
     read = {i for n in below for i in tensor_inputs(n)} | ends
     there = dict(given)
     for n in read - below - {node}:
-        there[n] = torch.cat([held[n]] * times) if is_batched(n) else held[n]
+        there[n] = _repeated(held[n], times) if is_batched(n) else held[n]
     with undisturbed(session.model), torch.no_grad():
         made = execute(session.program, session.model, inputs, ends, known=there)
         blocks = {n: made[n].split(inputs.batch) for n in ends}
         return [amount({n: b[k] for n, b in blocks.items()}).detach() for k in range(times)]
+
+
+def _repeated(value: Value, times: int) -> Value:
+    """A value of a batch, so many times one behind the other; of several tensors each."""
+    if isinstance(value, tuple | list):
+        return tuple(_repeated(v, times) for v in value)
+    return torch.cat([value] * times) if isinstance(value, Tensor) else value

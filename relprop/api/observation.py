@@ -56,9 +56,7 @@ class Observation:
     def __init__(self, session: Session, inputs: Inputs, target: Any) -> None:
         self.session, self.inputs, self.target = session, inputs, target
         self._own = session, inputs
-        #: What stands in place of each node of the program that was captured.
-        self._now = {node: node for node in session.program.graph.nodes}
-        self._hooks: dict[int, tuple[frozenset[fx.Node], RelevanceHook]] = {}
+        self._hooks: dict[int, tuple[tuple[str, ...], RelevanceHook]] = {}
         self._count = 0
         self._closed = False
         self._warned = strictly if is_strict() else nullcontext
@@ -156,9 +154,7 @@ class Observation:
         if not callable(function):
             raise OptionError(f"hook({pattern!r}, {function!r}): a function is needed")
         self._count += 1
-        own = self._own[0].program.labels
-        nodes = frozenset(own[name] for name in self._matching(pattern))
-        self._hooks[self._count] = (nodes, function)
+        self._hooks[self._count] = (tuple(self._matching(pattern)), function)
         self._forget()
         return Handle(self, self._count)
 
@@ -238,7 +234,7 @@ class Observation:
     def _hooks_by_node(self) -> dict[fx.Node, Callable[[Tensor], Tensor | None]]:
         """For each hooked node, its hooks one after another."""
         by_node: dict[fx.Node, list[RelevanceHook]] = {}
-        for nodes, function in self._hooks.values():
-            for node in nodes:
-                by_node.setdefault(self._now[node], []).append(function)
+        for names, function in self._hooks.values():
+            for node in {self.session.program.labels[name] for name in names}:
+                by_node.setdefault(node, []).append(function)
         return {node: chain(node, functions) for node, functions in by_node.items()}

@@ -4,7 +4,6 @@ there."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import index
 from typing import Any, TypedDict
 
 import torch
@@ -41,12 +40,14 @@ def checked_settings(settings: object) -> list[dict[str, Any]]:
     return [{"name": s["name"], "value": s["value"], "parts": parts} for parts, s in both]
 
 
-def at_parts(program: Program, node: fx.Node, name: str, shown: Tensor, parts: Parts) -> Any:
+def at_parts(program: Program, name: str, shown: Tensor, parts: Parts) -> Any:
     """The index of the named ``parts`` of a value as it is ``shown``. Raises ``OptionError``."""
+    if unknown := parts.keys() - Parts.__annotations__.keys():
+        fact = f"{min(unknown)}= is no part of a value"
+        raise OptionError(message(fact, then=[f"there are {', '.join(Parts.__annotations__)}"]))
     given: Any = {part: at for part, at in parts.items() if at is not None}
     chosen = {
-        0 if part == "samples" else axis_of(program, node, name, part): at
-        for part, at in given.items()
+        0 if part == "samples" else axis_of(program, name, part): at for part, at in given.items()
     }
     return _index(name, shown, chosen)
 
@@ -69,6 +70,8 @@ def stand_in(name: str, by: str, own: Tensor, others: Tensor, seed: int, *, shar
         return others.mean(0, keepdim=True).expand_as(own)
     if shared:
         return own.roll(1, 0)
+    if not isinstance(seed, int):
+        raise OptionError(f"ablate({name!r}): seed={seed!r}, an integer is needed")
     draw = torch.Generator().manual_seed(seed)
     return others[torch.randint(len(others), (len(own),), generator=draw)]
 
@@ -79,7 +82,7 @@ def change_of(
     """The change that sets ``value``, a number, a tensor or a function, at the named ``parts`` of
     the node's value (``own``, batch first, in the graph's shape). Raises ``OptionError``."""
     shown = tidy(own)
-    at = at_parts(program, node, name, shown, parts)
+    at = at_parts(program, name, shown, parts)
     where = None
     if any(place is not None for place in parts.values()):
         where = torch.zeros(shown.shape, dtype=torch.bool, device=shown.device)
@@ -106,9 +109,25 @@ def _number(name: str, value: object, like: Tensor) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         fact = f"set({name!r}, {value!r}): a number, a tensor or a function is needed"
         raise OptionError(fact) from error
-    if given.is_complex() or given.is_meta or not bool(given.isfinite().all()):
-        raise OptionError(f"set({name!r}): the value is not finite, or no real number")
-    return given.to(like.dtype)
+    if given.is_complex() or given.is_meta or given.layout != torch.strided:
+        raise OptionError(f"set({name!r}): the value is no tensor of real numbers, or a sparse one")
+    given = given.to(like.dtype)
+    if not bool(given.isfinite().all()):
+        raise OptionError(f"set({name!r}): the value is not finite, as {like.dtype} has it")
+    return given
+
+
+def step_of(name: str, direction: object, strength: object, own: Tensor) -> Tensor:
+    """What ``steer`` adds to each sample of the value ``own``. Raises ``OptionError``."""
+    if not isinstance(direction, Tensor) or not isinstance(strength, int | float):
+        fact = f"steer({name!r}, {direction!r:.80}, {strength!r}): a tensor and a number are needed"
+        raise OptionError(fact)
+    step = _number(name, strength * direction.detach(), own)
+    sizes = zip(reversed(step.shape), reversed(own.shape[1:]), strict=False)
+    if step.dim() >= own.dim() or any(m not in (1, n) for m, n in sizes):
+        fact = f"steer({name!r}): the direction has shape {list(step.shape)}, and one sample's "
+        raise OptionError(f"{fact}value {list(own.shape[1:])}, to which it does not stretch")
+    return step
 
 
 def applied(change: Change, own: Tensor) -> Tensor:
@@ -129,6 +148,8 @@ def _checked(name: str, function: Callable[[Tensor], Any], own: Tensor) -> Funct
         except RelpropError:
             raise
         except Exception as error:
+            if "tracing" in str(error):  # it is told there
+                raise
             fact = f"set({name!r}): the function fails on a value of shape {list(value.shape)}: "
             raise OptionError(f"{fact}{first_line(error)}") from error
         if not isinstance(made, Tensor) or not made.is_floating_point():
@@ -146,6 +167,8 @@ def _checked(name: str, function: Callable[[Tensor], Any], own: Tensor) -> Funct
     if not torch.equal(given, shown):
         fact = f"set({name!r}): the function writes into the value that it gets"
         raise OptionError(message(fact, then=["return a new tensor: value * 0, not value.mul_(0)"]))
+    if not bool(made.isfinite().all()):
+        raise OptionError(f"set({name!r}): the function makes values that are not finite")
     alone = torch.cat([call(v[None]).expand(1, *v.shape) for v in shown])
     if made.expand(shown.shape).sub(alone).abs().max() > 1e-5 * (1 + alone.abs().max()):
         fact = f"set({name!r}): the function makes something else of a sample alone than of a batch"
@@ -173,10 +196,12 @@ def _entries(name: str, at: Places, size: int) -> list[int]:
         if isinstance(at, slice):
             found = list(range(size))[at]
         else:
-            given: Any = at if hasattr(at, "__len__") else [at]
-            found = [index(e) for e in given if not isinstance(e, bool)]
-            found = found if len(found) == len(given) else []
-    except TypeError:
+            given = torch.as_tensor(at)
+            mask = given.dtype == torch.bool and given.shape == (size,)
+            whole = not (given.dtype.is_floating_point or given.dtype.is_complex)
+            found = (given.nonzero() if mask else given).flatten().tolist() if whole else []
+            found = found if mask or given.dtype != torch.bool else []
+    except (TypeError, ValueError, RuntimeError):
         found = []
     if not found or any(not -size <= e < size for e in found):
         raise OptionError(f"set({name!r}): {at!r} is no place among {size}")

@@ -120,11 +120,8 @@ def require_sites(session: Session, sites: tuple[Site, ...]) -> None:
         return
     seen = [f"the softmax at {found}" for found in session.program.softmaxes_without_site]
     reasons = "; ".join(seen[:3]) or "it has no softmax"
-    hidden = (
-        " (its attention is inside a module that a rule of yours treats as one operation)"
-        if session.program.sites
-        else ""
-    )
+    hidden = " (it is all elsewhere, or inside modules that rules of yours treat as one operation)"
+    hidden = hidden if session.program.sites else ""
     first, *others = past_attention(session.program)
     raise NoAttentionError(
         message(

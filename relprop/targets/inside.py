@@ -53,16 +53,17 @@ class Inside(Target):
         name, node = self._node(program)
         size = ModelOutput(name, node).size
         given = {"features": feature, "positions": self.position, "heads": self.head}
-        last = axis_of(program, node, name, "features") - 1
+        last = axis_of(program, name, "features") - 1
         index: list[int | None] = [None] * len(size)
         for part, at in given.items():
             if at is not None:
-                axis = axis_of(program, node, name, part) - 1
+                axis = axis_of(program, name, part) - 1
                 if not -size[axis] <= at < size[axis]:
                     raise TargetError(f"target {self}: there are {size[axis]} {part}")
                 index[axis] = at
         free = {i + 1 for i, at in enumerate(index) if at is None and i != last}
-        if free - set(token_axes(program, node)):
+        tokens = token_axes(program, name)
+        if tokens and free - set(tokens):
             shape = " × ".join(map(str, size))
             raise TargetError(f"target {self}: {name!r} is {shape} for one sample, head= is needed")
         pairs = zip(index, size, strict=True)

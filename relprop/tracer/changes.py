@@ -8,7 +8,7 @@ like everything else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from relprop.tracer.assemble import assemble
 from relprop.tracer.binding import Inputs
 from relprop.tracer.capture import Capture, import_graph
 from relprop.tracer.editing import aten, emit, made_after, val
-from relprop.tracer.facts import Facts, decide_books, facts_of, know, place
+from relprop.tracer.facts import Facts, Place, decide_books, facts_of, know, place
 from relprop.tracer.follow import depending
 from relprop.tracer.passes import canonicalise
 from relprop.tracer.program import Program
@@ -44,27 +44,41 @@ class Change:
     where: Tensor | None = None
     example: Tensor | None = None
 
+    @property
+    def call(self) -> str:
+        """The call of the module that returns the value, if ``name`` is a module's."""
+        return self.name.split("[")[0]
+
+    def is_read_by(self, user: fx.Node) -> bool:
+        """Whether a reader of the node's value reads what is set: the module that returns it does
+        not."""
+        return self.call not in (path for path, _ in place(user).modules)
+
 
 @dataclass(frozen=True)
 class Changed:
-    """The program, its inputs, and what stands in place of each of the old nodes."""
+    """The program, in which names name what stands there now, and its inputs."""
 
     program: Program
     inputs: Inputs
-    nodes: Mapping[fx.Node, fx.Node]
 
 
 def changed(program: Program, inputs: Inputs, change: Change, model: nn.Module | None) -> Changed:
-    """The program with a change. Raises ``OptionError`` for a function that cannot be followed."""
+    """The program with a change. What a module returns is changed for those who read it outside of
+    the module, as a forward hook changes it; any other value for all. Raises ``OptionError`` for a
+    function that cannot be followed."""
     graph, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in program.graph.nodes:
         nodes[node] = graph.node_copy(node, nodes.__getitem__)
-    constants, entering = dict(program.constants), _Entering(program, nodes[change.node])
-    before, device = nodes[change.node], inputs.tensors[0].device
+    constants, before = dict(program.constants), nodes[change.node]
+    around = [path for path, _ in place(before).modules]
+    inside = around.index(change.call) if change.call in around else len(around)
+    beside = replace(place(before), modules=place(before).modules[:inside])
+    entering = _Entering(program, before, beside)
+    device = inputs.tensors[0].device
     after = _replacement(before, change, entering, constants, device)
     own = made_after(before, after)
-    before.replace_all_uses_with(after, lambda user: user not in own)
-    nodes[change.node] = after
+    before.replace_all_uses_with(after, lambda n: n not in own and change.is_read_by(n))
     capture = Capture(
         graph,
         constants,
@@ -80,8 +94,11 @@ def changed(program: Program, inputs: Inputs, change: Change, model: nn.Module |
     for name, node in entering.nodes.items():
         decide_books(node, name, side=False)
     labels = {name: nodes[node] for name, node in program.labels.items()}
-    made = replace(made, dtype=program.dtype, changed=True, labels=labels)
-    return Changed(made, whole, nodes)
+    outer = set(around[: inside + 1]) if change.call in around else set(program.labels)
+    same = (n for n, node in program.labels.items() if node is change.node)
+    labels |= {n: after for n in same if n == change.name or n.split("[")[0] in outer}
+    origin = program.changed or program
+    return Changed(replace(made, dtype=program.dtype, changed=origin, labels=labels), whole)
 
 
 def _replacement(
@@ -94,7 +111,7 @@ def _replacement(
     """What stands in place of a node, made behind it."""
     after = before
     if change.function is not None:
-        after = _inlined(before, change, f"set{entering.number}", constants, device)
+        after = _inlined(entering, change, constants, device)
         if after not in depending(before.graph.nodes, [before]):
             fact = f"the function for {change.name!r} makes nothing of the value that it gets"
             then = ["set what it gives: probe.set(name, function(probe.value(name)[name]))"]
@@ -104,14 +121,16 @@ def _replacement(
     if change.where is None:
         return after
     mask = entering(f"where {change.name} is set", change.where)
-    return _emitted(before, after, aten.where.self, mask, after, before)
+    return entering.emitted(aten.where.self, mask, after, before)
 
 
 class _Entering:
-    """The inputs that come in beside those of a program, for the node ``before``."""
+    """The inputs that come in beside those of a program, for the node ``before``; what is made of
+    them is ``at`` that place."""
 
-    def __init__(self, program: Program, before: fx.Node) -> None:
-        self.before, self.known, self.number = before, program.inputs, len(program.inputs)
+    def __init__(self, program: Program, before: fx.Node, at: Place) -> None:
+        self.before, self.at = before, at
+        self.known, self.number = program.inputs, len(program.inputs)
         self.nodes: dict[str, fx.Node] = {}
         self.tensors: dict[str, Tensor] = {}
 
@@ -120,7 +139,17 @@ class _Entering:
         name = said if said not in self.known else f"{said} ({self.number})"
         self.tensors[name] = tensor
         self.nodes[name] = _input(self.before.graph, tensor)
-        return _shaped(self.before, self.nodes[name])
+        shape, given = list(val(self.before).shape), self.nodes[name]
+        if list(val(given).shape) == shape:
+            return given
+        return self.emitted(aten.reshape.default, given, shape)
+
+    def emitted(self, op: object, *args: object) -> fx.Node:
+        """A call behind all that it reads."""
+        last = max(self.before, *(a for a in args if isinstance(a, fx.Node)))
+        new = emit(last.next, op, *args)  # type: ignore[arg-type]
+        know(new, replace(facts_of(new), place=self.at))
+        return new
 
     def beside(self, inputs: Inputs) -> Inputs:
         """The call with them."""
@@ -138,30 +167,11 @@ def _input(graph: fx.Graph, tensor: Tensor) -> fx.Node:
     return node
 
 
-def _emitted(before: fx.Node, after: fx.Node, op: object, *args: object) -> fx.Node:
-    """A call behind both, at the place of ``before``."""
-    last = after if before < after else before
-    new = emit(last.next, op, *args)  # type: ignore[arg-type]
-    know(new, replace(facts_of(new), place=place(before)))
-    return new
-
-
-def _shaped(before: fx.Node, given: fx.Node) -> fx.Node:
-    """An input in the shape of the node's value, behind the node."""
-    shape = list(val(before).shape)
-    if list(val(given).shape) == shape:
-        return given
-    return _emitted(before, before, aten.reshape.default, given, shape)
-
-
 def _inlined(
-    before: fx.Node,
-    change: Change,
-    prefix: str,
-    constants: dict[str, Tensor],
-    device: torch.device,
+    entering: _Entering, change: Change, constants: dict[str, Tensor], device: torch.device
 ) -> fx.Node:
     """What the function makes of the node's value, as nodes behind it."""
+    before, prefix = entering.before, f"set{entering.number}"
     graph, held = _traced(before, change, device)
     at, copied = before, dict[fx.Node, fx.Node]()
     for node in graph.nodes:
@@ -175,7 +185,7 @@ def _inlined(
             if node.op == "get_attr":
                 at.target = f"{prefix}.{node.target}"
                 constants[at.target] = held[str(node.target)]
-            know(at, replace(facts_of(node), place=place(before), live=None))
+            know(at, replace(facts_of(node), place=entering.at, live=None))
     raise AssertionError("a graph has an output")
 
 
@@ -207,7 +217,8 @@ def _traced(
     except RelpropError:
         raise
     except Exception as error:
-        fact = f"the function for {change.name!r} cannot be followed: {first_line(error)}"
+        why = "it branches on values" if "tracing" in str(error) else first_line(error)
+        fact = f"the function for {change.name!r} cannot be followed: {why}"
         then = [
             "it gets the value, batch first, and returns one of its shape, by tensor operations "
             "that treat each sample alone",

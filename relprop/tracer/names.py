@@ -7,22 +7,34 @@ from dataclasses import replace
 
 from torch import fx, nn
 
-from relprop.operations import argument, is_call, name_of
+from relprop.operations import Kind, kind, name_of
+from relprop.tracer.atoms import is_token
 from relprop.tracer.binding import Inputs
-from relprop.tracer.editing import aten
 from relprop.tracer.program import Program, is_floating, place, role
 from relprop.tracer.returned import returned
+
+MOVES = {Kind.PERMUTE, Kind.RESHAPE}
 
 
 def heads_of(program: Program) -> dict[str, fx.Node]:
     """By the name of each attention module's call, ``module:heads``, what its heads have gathered,
-    (tokens, heads, width), before the heads are joined and projected."""
+    (tokens, heads, width), before the heads are joined and projected; numbered where it repeats."""
     found: dict[str, fx.Node] = {}
     for site in program.sites:
-        for node in site.contraction.users:
-            if is_call(node, aten.permute) and argument(node, "dims") == [0, 2, 1, 3]:
-                found[f"{place(node).call}:heads"] = node
+        node: fx.Node | None = site.contraction
+        while node is not None and not _tokens_then_heads(program, node):
+            node = next((user for user in node.users if kind(user) in MOVES), None)
+        if node is not None:
+            name = f"{place(node).call}:heads"
+            count = sum(n == name or n.startswith(f"{name}#") for n in found)
+            found[f"{name}#{count}" if count else name] = node
     return found
+
+
+def _tokens_then_heads(program: Program, node: fx.Node) -> bool:
+    """Whether its last axes are tokens, heads and features of a head."""
+    axes = program.axes.get(node, ())
+    return len(axes) > 3 and [is_token(axis) for axis in axes[-3:]] == [True, False, False]
 
 
 def named(program: Program, model: nn.Module, inputs: Inputs) -> Program:

@@ -89,11 +89,11 @@ class Program:
     the model has computed. ``draws``: where the model draws
     random numbers, which are always those of the captured run. ``dtype``: compute in this type, on
     copies, whatever the model's own. ``constant_inputs``: the inputs that are not explained, and
-    why. ``inside``: the nodes before its end that targets read. ``changed``: whether values are set
-    in it, which the model does not have. ``labels``: nodes by name, if anyone asked for names
-    (``tracer.names``). ``axes``: what the axes of each tensor hold that depends
-    on a leaf. ``memo``: what others worked out about this program; a variation of it begins with a
-    memo of its own.
+    why. ``inside``: the nodes before its end that targets read. ``changed``: the program as it was
+    captured, where values are set in this one, which the model does not have. ``labels``: nodes by
+    name, if anyone asked for names (``tracer.names``). ``axes``: what the axes of each tensor hold
+    that depends on a leaf. ``memo``: what others worked out about this program; a variation of it
+    begins with a memo of its own.
     """
 
     graph: fx.Graph
@@ -113,7 +113,7 @@ class Program:
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     constant_inputs: Mapping[str, str] = field(default_factory=dict)
     inside: tuple[fx.Node, ...] = ()
-    changed: bool = False
+    changed: Program | None = None
     labels: Mapping[str, fx.Node] = field(default_factory=dict)
     memo: Memo = field(init=False, default_factory=Memo, repr=False)
 

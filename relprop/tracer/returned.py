@@ -2,7 +2,7 @@
 hook would see, by name.
 
 A graph knows in which module's call a value is made, and not which of these the module returns:
-that is told by running the model once more, on one sample, and comparing.
+that is told by running the model once more, on a few samples, and comparing.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ from relprop.tracer.run import execute
 #: How far a value may be from what the module returns, relative to its largest.
 EQUAL = 1e-4
 EQUAL_HALVES = 2e-2
+#: On how many samples values are compared, at the most; of a model that draws numbers on one.
+SAMPLES = 8
 
 
 def returned(program: Program, model: nn.Module, inputs: Inputs) -> dict[str, fx.Node]:
     """By each module's call (``blocks.2.attn``, ``@1`` behind it for the second) the first tensor
     that it returns, and as ``call[1]`` or ``call[key]`` the others. What is no value of the program
     has no name; of a module that no hook sees it is the last value of its call."""
-    made, one = _made_in(program), inputs.select(0, 1)
-    values = execute(program, model, one, {n for nodes in made.values() for n in nodes})
+    made, count = _made_in(program), 1 if program.draws else min(inputs.batch, SAMPLES)
+    some = inputs.select(0, count)
+    values = execute(program, model, some, {n for nodes in made.values() for n in nodes})
     found, seen = dict[str, fx.Node](), Counter[str]()
 
     def see(path: str, output: object) -> None:
@@ -43,7 +46,7 @@ def returned(program: Program, model: nn.Module, inputs: Inputs) -> dict[str, fx
             if node is not None:
                 found[call + name] = node
 
-    watched_run(model, one, see, numbers_of(program.constants))
+    watched_run(model, some, see, numbers_of(program.constants))
     unseen = {call: nodes[0] for call, nodes in made.items() if call.split("@")[0] not in seen}
     return unseen | found
 
@@ -80,18 +83,18 @@ def _named(output: object) -> list[tuple[str, Tensor]]:
 
 
 def _same(tensor: Tensor, nodes: Sequence[fx.Node], values: Values) -> fx.Node | None:
-    """The first of some nodes that has a tensor's values, in its order."""
+    """Which of some nodes has a tensor's values, in its order: the nearest, of equal ones the first
+    of ``nodes``, if it is the same but for rounding."""
+    theirs = tensor.double()
+    finite = theirs[theirs.isfinite()].abs()
     near = EQUAL_HALVES if torch.finfo(tensor.dtype).bits < 32 else EQUAL
+    best, least = None, near * (float(finite.max()) if finite.numel() else 0.0)
     for node in nodes:
         value = values[node]
         if value.numel() != tensor.numel():
             continue
-        mine, theirs = value.reshape(tensor.shape).double(), tensor.to(value.device).double()
-        if torch.allclose(mine, theirs, rtol=near, atol=near * _largest(theirs)):
-            return node
-    return None
-
-
-def _largest(tensor: Tensor) -> float:
-    finite = tensor[tensor.isfinite()]
-    return float(finite.abs().max()) if finite.numel() else 0.0
+        mine = value.reshape(tensor.shape).to(tensor.device).double()
+        apart = torch.where(mine == theirs, 0.0, (mine - theirs).abs()).max().item()
+        if apart < least or (best is None and apart == least):
+            best, least = node, apart
+    return best

@@ -425,6 +425,233 @@ def test_the_own_batch_is_said():
         probe.ablate("blocks.1.mlp", "mean")
 
 
+class Around(nn.Module):
+    """A module that reads what it returns itself, and one whose outputs depend on each other."""
+
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x, mask):
+            h = self.linear(x)
+            return h, (h * mask).tanh()
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.pool = Around.Inner(), nn.Linear(4, 4)
+
+        def forward(self, x, mask):
+            h, masked = self.inner(x, mask)
+            return h, self.pool(h.mean(1)).tanh(), masked
+
+    def __init__(self):
+        super().__init__()
+        self.outer, self.head = self.Outer(), nn.Linear(4, 3)
+
+    def forward(self, x, mask):
+        h, pooled, masked = self.outer(x, mask)
+        return self.head(h.sin().mean(1) + pooled * masked.mean(1))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("path", ["outer", "outer.inner", "outer.inner.linear"])
+def test_a_module_is_changed_for_those_outside_of_it(path, way):
+    """What a module reads of its own result is as it was, as behind a hook; and settings of modules
+    around one another are each for its own readers."""
+    value, make = WAYS[way]
+    torch.manual_seed(1)
+    model, x, mask = Around().double().eval(), torch.randn(2, 3, 4).double(), torch.ones(2, 3, 1)
+    mask[1, 2] = 0
+    mask = mask.double()
+    plain = model(x, mask)[:, 1].detach()
+    modules = dict(model.named_modules())
+    outer = modules["outer"].register_forward_hook(replaced(lambda v: v + 1))
+    handle = modules[path].register_forward_hook(replaced(make))
+    both = model(x, mask)[:, 1].detach()
+    outer.remove()
+    expected = model(x, mask)[:, 1].detach()
+    handle.remove()
+    with relprop.instrument(model, {"x": x, "mask": mask}, 1) as probe:
+        inner = model.outer.inner(x, mask)
+        for name, seen in (("outer.inner", inner[0]), ("outer.inner[1]", inner[1])):
+            assert closeness(probe.value(name)[name], seen.detach()) <= 1e-12
+        assert closeness(probe.many([{"name": path, "value": value}])[0], expected) <= 1e-12
+        probe.set(path, value)
+        assert closeness(probe.output(), expected) <= 1e-12 and probe.ledger().balanced()
+        if path != "outer":
+            probe.set("outer", lambda v: v + 1)
+            assert closeness(probe.output(), both) <= 1e-12
+            probe.clear()
+            probe.set("outer", lambda v: v + 1)
+            probe.set(path, value)
+            assert closeness(probe.output(), both) <= 1e-12
+        probe.clear()
+        assert closeness(probe.output(), plain) <= 1e-12
+
+
+def test_of_nearly_equal_values_the_name_is_of_the_nearest():
+    torch.manual_seed(0)
+    model = hf.BeitForImageClassification(
+        hf.BeitConfig(
+            **SMALL | {"num_hidden_layers": 3},
+            image_size=32,
+            patch_size=8,
+            layer_scale_init_value=1e-6,
+            output_hidden_states=True,
+        )
+    )
+    model, x = model.double().eval(), torch.randn(2, 3, 32, 32).double()
+    states = model(x).hidden_states
+    with relprop.instrument(model, x, 1) as probe:
+        for k in range(4):
+            name = f"beit[hidden_states[{k}]]"
+            if name in probe.names():
+                assert closeness(probe.value(name)[name], states[k].detach()) <= 1e-12
+
+
+def test_two_attentions_of_one_module_have_heads_of_their_own():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.p, self.out = nn.ModuleList(nn.Linear(8, 24) for _ in range(2)), nn.Linear(8, 3)
+
+        def attended(self, x, p):
+            q, k, v = p(x).unflatten(2, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+            return ((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+        def forward(self, x):
+            for p in self.p:
+                x = x + self.attended(x, p)
+            return self.out(x.mean(1))
+
+    torch.manual_seed(0)
+    model, x = Twice().double().eval(), torch.randn(2, 5, 8).double()
+    first = model.attended(x, model.p[0])
+    second = model.attended(x + first, model.p[1])
+    with relprop.instrument(model, x, 1) as probe:
+        for name, seen in ((":heads", first), (":heads#1", second)):
+            assert closeness(probe.value(name)[name].flatten(2), seen.detach()) <= 1e-12
+
+
+def test_heads_where_they_are_gathered_in_other_ways():
+    small = {"hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 50}
+    for model, at in (
+        (hf.BloomModel(hf.BloomConfig(**small)), "h.1.self_attention"),
+        (hf.DebertaV2Model(hf.DebertaV2Config(**SMALL)), "encoder.layer.1.attention.self"),
+    ):
+        model = model.double().eval()
+        seen = []
+        path = at + ".dense" if "h.1" in at else "encoder.layer.1.attention.output.dense"
+        handle = model.get_submodule(path).register_forward_pre_hook(
+            lambda m, a, s=seen: s.append(a[0])
+        )
+        model(IDS)
+        handle.remove()
+        with relprop.instrument(model, IDS, (0, 1)) as probe:
+            (heads,) = probe.value(f"*{at}:heads").values()
+        assert closeness(heads.flatten(2), seen[0].detach()) <= 1e-9
+
+
+def test_masks_of_booleans_are_places():
+    mask = torch.zeros(65, dtype=torch.bool)
+    mask[[3, 4]] = True
+    found = []
+    for at in ([3, 4], mask, mask.tolist(), mask.numpy(), torch.tensor([3, 4]), slice(3, 5)):
+        with probing() as probe:
+            probe.set("blocks.1", 0.0, positions=at)
+            found.append(probe.output())
+    assert all(torch.equal(f, found[0]) for f in found)
+
+
+def test_parts_behind_values_that_are_set():
+    """Axes hold what they held, also where nothing depends on the input any more."""
+    case = Case("bert")
+    first, second = "bert.encoder.layer.0", "bert.encoder.layer.1.attention"
+
+    def place(v, value, at):
+        v = v.clone()
+        v[:, at] = value
+        return v
+
+    y, _ = case.run(
+        {
+            first: replaced(lambda v: place(torch.full_like(v, 0.5), 0.1, 1)),
+            second: replaced(lambda v: place(v, 0.2, 3)),
+        }
+    )
+    with case.probe() as probe:
+        probe.set(first, 0.5)
+        probe.set(first, 0.1, positions=1)
+        probe.set(second, 0.2, positions=3)
+        assert closeness(probe.output(), y) <= 1e-9
+        target = relprop.targets.unit("bert.encoder.layer.1", 3, position=5)
+    with relprop.instrument(case.model, case.inputs, target) as probe:
+        probe.set(first, 0.5)
+        shown = probe.value("bert.encoder.layer.1")["bert.encoder.layer.1"]
+        assert closeness(probe.output(), shown[:, 5, 3]) <= 1e-12
+
+
+def test_models_without_attention_have_positions_and_channels():
+    class Series(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Conv1d(4, 6, 3, padding=1), nn.Conv1d(6, 6, 3, padding=1)
+            self.out = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.out(self.second(self.first(x).relu()).mean(2))
+
+    torch.manual_seed(0)
+    model, x = Series().double().eval(), torch.randn(2, 4, 10).double()
+
+    def channel(v):
+        v = v.clone()
+        v[:, 1] = 0
+        return v
+
+    handle = model.second.register_forward_hook(replaced(channel))
+    y = model(x)[:, 1].detach()
+    handle.remove()
+    with relprop.instrument(model, x, 1) as probe:
+        shown = probe.value("second")["second"]
+        probe.set("second", 0.0, features=1)
+        assert closeness(probe.output(), y) <= 1e-12
+        with pytest.raises(OptionError, match="8 is no place among 6"):
+            probe.set("second", 0.0, features=8)
+    for at, expected in ((None, shown[:, 2].mean(1)), (4, shown[:, 2, 4])):
+        e = relprop.explain(
+            model, x, relprop.targets.unit("second", 2, position=at), method="gradient_x_input"
+        )
+        assert closeness(e.output, expected) <= 1e-12
+    mamba = hf.MambaForCausalLM(
+        hf.MambaConfig(hidden_size=32, num_hidden_layers=2, vocab_size=50, state_size=4)
+    )
+    target = relprop.targets.unit("backbone.layers.0", 3, position=2)
+    e = relprop.explain(mamba.eval(), IDS, target, method="gradient_x_input")
+    assert e.scores[:, :3].any() and not e.scores[:, 3:].any()
+
+
+def test_many_settings_of_a_mixture_of_experts():
+    case = Case("mixtral")
+    path = "model.layers.0.self_attn"
+    with case.probe() as probe:
+        many = probe.many([{"name": path, "value": v} for v in (0.0, 0.5)])
+        for found, value in zip(many, (0.0, 0.5), strict=True):
+            probe.set(path, value)
+            assert closeness(found, probe.output()) <= 1e-12
+            probe.clear()
+
+
+def test_a_value_too_large_for_a_half_model_is_refused():
+    model = digit_scene_model().half()
+    said = r"not finite, as torch\.float16 has it"
+    probe = relprop.instrument(model, IMAGES.half(), 3)
+    with probe, pytest.raises(OptionError, match=said):
+        probe.set("blocks.0", 1e6)
+
+
 def test_steering_is_what_a_hook_of_torch_makes():
     case, step = Case("vit"), torch.linspace(-1, 1, 32).double()
     path = case.places[1]
@@ -557,10 +784,20 @@ def test_what_cannot_be_set_is_refused_and_nothing_is_left_behind():
             (lambda: probe.set(places, torch.no_grad()(lambda v: v * 2)), "uses torch.no_grad"),
             (lambda: probe.ablate(places, "none"), "'zero', 'mean' or 'resample'"),
             (lambda: probe.ablate(places, reference=IMAGES), "is for 'mean' and 'resample'"),
-            (lambda: probe.steer(places, 3), "a tensor is needed"),
+            (lambda: probe.steer(places, 3), "a tensor and a number are needed"),
+            (lambda: probe.steer(places, torch.ones(7)), r"shape \[7\], and one sample's value"),
+            (lambda: probe.steer(places, torch.ones(2, 65, 96)), "does not stretch"),
+            (lambda: probe.steer(places, torch.ones(96), "a"), "a tensor and a number are needed"),
+            (lambda: probe.steer(places, torch.full((96,), torch.nan)), "not finite"),
+            (lambda: probe.set(places, lambda v: v / 0), "not finite"),
+            (lambda: probe.set(places, lambda v: v if v.sum() > 0 else -v), "branches on values"),
+            (lambda: probe.set(places, torch.eye(96).to_sparse()), "a sparse one"),
+            (lambda: probe.set(places, 0, positions=torch.ones(7, dtype=torch.bool)), "no place"),
+            (lambda: probe.set(places, 0, positions=[True, False]), "no place"),
+            (lambda: probe.ablate(places, position=3), "position= is no part of a value"),
             (
-                lambda: probe.steer(places, torch.ones(7)),
-                r"fails on a value of shape \[2, 65, 96\]",
+                lambda: probe.ablate(places, "resample", reference=IMAGES, seed="a"),
+                "an integer is needed",
             ),
             (
                 lambda: probe.set(places, lambda v: v * v.sum().item()),

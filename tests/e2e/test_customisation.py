@@ -314,7 +314,7 @@ def test_a_module_may_hold_results_that_nobody_reads(pick, key):
 
 def test_a_rule_that_hides_the_only_attention_leaves_nothing_to_explain():
     with pytest.raises(
-        NoAttentionError, match=r"inside a module that a rule of yours treats as one operation"
+        NoAttentionError, match=r"inside modules that rules of yours treat as one operation"
     ):
         explain(PAPER.with_rule(Attention, carry))
 
