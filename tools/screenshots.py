@@ -64,11 +64,6 @@ def for_docs(browser: Any, report: Path, out: Path) -> None:
         page.wait_for_timeout(300)
         page.screenshot(path=out / f"report-{scheme}.png")
         page.close()
-    page = browser.new_page(viewport={"width": WIDTHS[0], "height": HEIGHT}, color_scheme="light")
-    page.goto((SITE / PAGES["site"]).resolve().as_uri())
-    page.wait_for_timeout(300)
-    page.screenshot(path=out / "site.png")
-    page.close()
 
 
 def main() -> None:
