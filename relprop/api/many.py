@@ -64,7 +64,9 @@ def _run(
         there[n] = _repeated(held[n], times) if is_batched(n) else held[n]
     with undisturbed(session.model), torch.no_grad():
         made = execute(session.program, session.model, inputs, ends, known=there)
-        blocks = {n: made[n].split(inputs.batch) for n in ends}
+        blocks = {
+            n: made[n].split(inputs.batch) if is_batched(n) else [made[n]] * times for n in ends
+        }
         return [amount({n: b[k] for n, b in blocks.items()}).detach() for k in range(times)]
 
 

@@ -17,6 +17,8 @@ DEFAULT = "transformer_attribution"
 ROLL_UPS = ("rollout", "gae", "attention_times_grad")
 AT_THE_INPUT = "gradient_x_input"
 SAME_MAPS, SAME_SCORES = 1e-6, 1e-5
+#: Of how many modules of a model values are set, about.
+SOME = 4
 
 
 def built(made):
@@ -175,6 +177,35 @@ def _summed(product, scores):
             yield product.sum(axis).flatten(1)
 
 
+def settings(checked):
+    """Zeros in place of what some modules return are those of a forward hook of PyTorch's: y of one
+    sample, in which each module is called once."""
+    inputs, model = oracle.cut(checked.case.inputs, 0), checked.model
+    given = inputs if isinstance(next(iter(inputs)), str) else tuple(inputs.values())
+    modules, compared = dict(model.named_modules()), 0
+
+    def y(path, hook):
+        handle = modules[path].register_forward_hook(hook)
+        try:
+            output = model(**given) if isinstance(given, dict) else model(*given)
+        finally:
+            handle.remove()
+        return oracle.of_sample(output, 0, checked.case.target).detach()
+
+    with relprop.instrument(model, given, checked.case.target) as probe, torch.no_grad():
+        names = [n for n in probe.names() if n in modules and f"{n}@1" not in probe.names()]
+        for name in names[:: max(1, len(names) // SOME)]:
+            seen = []
+            y(name, lambda module, args, output, seen=seen: seen.append(output))
+            if len(seen) != 1 or not isinstance(seen[0], torch.Tensor):
+                continue
+            expected = y(name, lambda module, args, output: torch.zeros_like(output))
+            (found,) = probe.many([{"name": name, "value": 0.0}])
+            same(found, expected.reshape(1), SAME_SCORES, name)
+            compared += 1
+    assert compared, "no module was compared"
+
+
 def books(checked):
     ledger = checked.explained(DEFAULT).ledger
     assert ledger.balanced(), f"off by {ledger.worst()}"
@@ -204,6 +235,7 @@ CHECKS = {
     "identity": identities,
     "paper": paper,
     "books": books,
+    "settings": settings,
     AT_THE_INPUT: at_the_input,
     "untouched": untouched,
 }

@@ -64,7 +64,7 @@ def see(model, inputs, target, mixed=False, alone=False):
     leaves = {k: v.clone().requires_grad_() if _floating(v) else v for k, v in inputs.items()}
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), Unfused():
         output = model(**leaves) if isinstance(next(iter(leaves)), str) else model(*leaves.values())
-    value = sum(_of_sample(output, sample, target) for sample in range(_batch(inputs)))
+    value = sum(of_sample(output, sample, target) for sample in range(_batch(inputs)))
     readers = _readers(value.grad_fn)
     forward = sorted(readers, key=lambda node: node._sequence_nr())
     places = [_place(node, readers, mixed) for node in forward if _kind(node) in SOFTMAX]
@@ -90,7 +90,7 @@ def cut(inputs, sample):
     return {k: v[one] if isinstance(v, Tensor) else v for k, v in inputs.items()}
 
 
-def _of_sample(output, sample, target):
+def of_sample(output, sample, target):
     if callable(target):
         return target(tree_map(lambda t: t[sample : sample + 1] if t.dim() else t, output))
     output = getattr(output, "logits", output)

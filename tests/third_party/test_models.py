@@ -15,6 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # what the models' own code w
 def asked(case):
     """The names of a model's checks, in the order of ``CHECKS``."""
     names = {"refused"} if case.refused else {"batch", "maps", "sites", "identity", "books"}
+    names |= set() if case.refused or case.alone else {"settings"}
     names |= {AT_THE_INPUT} if case.at_the_input else set()
     names |= set(ROLL_UPS) if case.reads is not None else set()
     names |= {"paper"} if case.paper else set()
