@@ -110,6 +110,10 @@ class MixedSamplesWarning(RelpropWarning):
     alone."""
 
 
+class PartlySetWarning(RelpropWarning):
+    """What a module computes is read outside of it in the graph, where its set value is not."""
+
+
 class SharedBatchWarning(RelpropWarning):
     """What is set in a sample was made of the other samples of its batch."""
 

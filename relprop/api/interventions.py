@@ -23,7 +23,7 @@ from relprop.api.settings import (
     step_of,
 )
 from relprop.door import guarded
-from relprop.errors import OptionError, SharedBatchWarning, warn
+from relprop.errors import OptionError, PartlySetWarning, SharedBatchWarning, warn
 from relprop.explanation import Explanation
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask_once
@@ -31,7 +31,8 @@ from relprop.runner.method import method_named
 from relprop.runner.question import Question, checked_keep
 from relprop.runner.session import Session
 from relprop.tracer.binding import Inputs
-from relprop.tracer.changes import Change, changed
+from relprop.tracer.changes import Change, changed, laid_out_as, read_past
+from relprop.tracer.facts import describe
 from relprop.tracer.run import execute
 from relprop.tracer.surroundings import undisturbed
 
@@ -183,7 +184,8 @@ class Instrument(Observation):
         changes = [self._change(**one) for one in checked_settings(settings)]
         rows = outcomes(self.session, self.inputs, done.detached(), changes, start.again)
         for i, change in enumerate(changes):
-            if not all(map(change.is_read_by, change.node.users)):  # another graph
+            past = read_past(self.session.program, change)
+            if past or not all(map(change.is_read_by, change.node.users)):  # another graph
                 rows[i] = Observation(*self._with(change), self._fixed_target()).output()
         return rows
 
@@ -225,6 +227,14 @@ class Instrument(Observation):
 
     def _with(self, change: Change) -> tuple[Session, Inputs]:
         """The run with one change more."""
+        past = read_past(self.session.program, change)
+        if left := [n for n in past if n not in laid_out_as(change.node)]:
+            fact = (
+                f"{change.name!r} is set, and what is made on the way to it is read elsewhere, too"
+            )
+            then = ["compare with a forward hook, or set a value behind it"]
+            with self._warned():
+                warn(PartlySetWarning(fact, at=describe(left[0]), then=then))
         made = changed(self.session.program, self.inputs, change, self.session.model)
         session = replace(self.session, program=made.program)
         return session.reading([self.target], made.inputs), made.inputs

@@ -17,11 +17,21 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from relprop.errors import OptionError, RelpropError, first_line, message
+from relprop.operations import Kind, kind, operand
 from relprop.tracer.assemble import assemble
 from relprop.tracer.binding import Inputs
 from relprop.tracer.capture import Capture, import_graph
-from relprop.tracer.editing import aten, emit, made_after, val
-from relprop.tracer.facts import Facts, Place, decide_books, facts_of, know, place
+from relprop.tracer.editing import aten, emit, made_after, shape_of, val
+from relprop.tracer.facts import (
+    Facts,
+    Place,
+    decide_books,
+    facts_of,
+    is_floating,
+    know,
+    place,
+    role,
+)
 from relprop.tracer.follow import depending
 from relprop.tracer.passes import canonicalise
 from relprop.tracer.program import Program
@@ -79,6 +89,11 @@ def changed(program: Program, inputs: Inputs, change: Change, model: nn.Module |
     after = _replacement(before, change, entering, constants, device)
     own = made_after(before, after)
     before.replace_all_uses_with(after, lambda n: n not in own and change.is_read_by(n))
+    for node in set(map(nodes.__getitem__, read_past(program, change))) & laid_out_as(before):
+        outside = [n for n in node.users if n not in own and change.is_read_by(n)]
+        again = entering.emitted(aten.reshape.default, after, shape_of(node))
+        for user in (n for n in outside if again < n):
+            user.replace_input_with(node, again)
     capture = Capture(
         graph,
         constants,
@@ -99,6 +114,29 @@ def changed(program: Program, inputs: Inputs, change: Change, model: nn.Module |
     labels |= {n: after for n in same if n == change.name or n.split("[")[0] in outer}
     origin = program.changed or program
     return Changed(replace(made, dtype=program.dtype, changed=origin, labels=labels), whole)
+
+
+def read_past(program: Program, change: Change) -> list[fx.Node]:
+    """What the module that returns the changed value does not return, and others read in the graph:
+    by another way, or because what they do with the returned value was rewritten."""
+    named = {n for name, n in program.labels.items() if name.split("[")[0] == change.call}
+    inside = (n for n in program.graph.nodes if not change.is_read_by(n) and n not in named)
+    return [
+        node
+        for node in inside
+        if is_floating(node)
+        and role(node) == "activation"
+        and any(change.is_read_by(n) and n.op != "output" for n in node.users)
+    ]
+
+
+def laid_out_as(node: fx.Node) -> set[fx.Node]:
+    """The tensors whose values it has, in another shape."""
+    found = set[fx.Node]()
+    while kind(node) is Kind.RESHAPE:
+        node = operand(node)
+        found.add(node)
+    return found
 
 
 def _replacement(

@@ -15,6 +15,10 @@ KNOWN = [
      "x.integrated", "sites gae attention_times_grad"),
     ("ids that are clamped before they are looked up are not explained, and no softmax is seen",
      "tab_transformer", "batch maps sites identity books", "it has no softmax"),
+    ("one minus a gate is read from before the gate's sigmoid, past the value that is set",
+     "graph", "settings"),
+    ("how many tokens stay depends on the values, and the graph has as many as at first",
+     "vit.sampled", "settings", "is invalid for input of size"),
 ]  # fmt: skip
 
 FAULTS = {
