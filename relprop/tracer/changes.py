@@ -21,7 +21,7 @@ from relprop.operations import Kind, kind, operand
 from relprop.tracer.assemble import assemble
 from relprop.tracer.binding import Inputs
 from relprop.tracer.capture import Capture, import_graph
-from relprop.tracer.editing import aten, emit, made_after, shape_of, val
+from relprop.tracer.editing import arguments, aten, emit, made_after, shape_of, val
 from relprop.tracer.facts import (
     Facts,
     Place,
@@ -89,11 +89,14 @@ def changed(program: Program, inputs: Inputs, change: Change, model: nn.Module |
     after = _replacement(before, change, entering, constants, device)
     own = made_after(before, after)
     before.replace_all_uses_with(after, lambda n: n not in own and change.is_read_by(n))
-    for node in set(map(nodes.__getitem__, read_past(program, change))) & laid_out_as(before):
-        outside = [n for n in node.users if n not in own and change.is_read_by(n)]
-        again = entering.emitted(aten.reshape.default, after, shape_of(node))
-        for user in (n for n in outside if again < n):
-            user.replace_input_with(node, again)
+    again = after
+    for node in laid_out_as(before):
+        again = entering.moved_back(node, again)
+        moved = node.args[0]
+        assert isinstance(moved, fx.Node)
+        for user in [n for n in moved.users if change.is_read_by(n) and n not in own]:
+            if again < user and user is not node:
+                user.replace_input_with(moved, again)
     capture = Capture(
         graph,
         constants,
@@ -130,12 +133,12 @@ def read_past(program: Program, change: Change) -> list[fx.Node]:
     ]
 
 
-def laid_out_as(node: fx.Node) -> set[fx.Node]:
-    """The tensors whose values it has, in another shape."""
-    found = set[fx.Node]()
-    while kind(node) is Kind.RESHAPE:
+def laid_out_as(node: fx.Node) -> list[fx.Node]:
+    """The calls, the last first, by which it is another tensor's numbers laid out otherwise."""
+    found = []
+    while kind(node) in (Kind.RESHAPE, Kind.PERMUTE):
+        found.append(node)
         node = operand(node)
-        found.add(node)
     return found
 
 
@@ -181,6 +184,15 @@ class _Entering:
         if list(val(given).shape) == shape:
             return given
         return self.emitted(aten.reshape.default, given, shape)
+
+    def moved_back(self, move: fx.Node, value: fx.Node) -> fx.Node:
+        """What a reshape or a permutation reads if it gives ``value``."""
+        if kind(move) is Kind.RESHAPE:
+            return self.emitted(aten.reshape.default, value, shape_of(operand(move)))
+        order = arguments(move)[1]
+        return self.emitted(
+            aten.permute.default, value, [order.index(i) for i in range(len(order))]
+        )
 
     def emitted(self, op: object, *args: object) -> fx.Node:
         """A call behind all that it reads."""

@@ -1,5 +1,6 @@
 """``probe.set``: what it makes of a run, beside PyTorch's own hooks on the user's modules."""
 
+import warnings
 from difflib import SequenceMatcher
 
 import pytest
@@ -489,6 +490,49 @@ def test_a_module_is_changed_for_those_outside_of_it(path, way):
             assert closeness(probe.output(), both) <= 1e-12
         probe.clear()
         assert closeness(probe.output(), plain) <= 1e-12
+
+
+@pytest.mark.parametrize("path", ["stem", "stem.1"])
+def test_readers_of_the_same_numbers_laid_out_otherwise(path):
+    """A norm over channels turns them last and back; what is added reads them before they are
+    turned back, in the graph."""
+    torch.manual_seed(0)
+    model = timm.create_model("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 16, 16, 32))
+    model, x = model.double().eval(), torch.rand(2, 3, 64, 64).double()
+    handle = model.get_submodule(path).register_forward_hook(replaced(lambda v: v * 1.5 + 0.1))
+    y = model(x)[:, 3].detach()
+    handle.remove()
+    with relprop.instrument(model, x, 3) as probe:
+        probe.set(path, lambda v: v * 1.5 + 0.1)
+        assert closeness(probe.output(), y) <= 1e-9
+        probe.clear()
+        many = probe.many([{"name": path, "value": lambda v: v * 1.5 + 0.1}])
+        assert closeness(many[0], y) <= 1e-9
+
+
+class Gate(nn.Module):
+    """``1 - gate`` is a sigmoid of its own in the graph, which reads past what the gate returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.head = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()), nn.Linear(4, 3)
+
+    def forward(self, x):
+        gate = self.gate(x)
+        return self.head((x.sin() * gate + x * (1 - gate)).mean(1))
+
+
+def test_what_is_read_past_a_set_value_is_said():
+    torch.manual_seed(0)
+    model, x = Gate().double().eval(), torch.randn(2, 3, 4).double()
+    handle = model.gate.register_forward_hook(replaced(torch.zeros_like))
+    y = model(x)[:, 1].detach()
+    handle.remove()
+    with relprop.instrument(model, x, 1) as probe, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        probe.set("gate", 0.0)
+        right = closeness(probe.output(), y) <= 1e-12
+        assert right != any(w.category is relprop.errors.PartlySetWarning for w in said)
 
 
 def test_of_nearly_equal_values_the_name_is_of_the_nearest():
