@@ -152,7 +152,7 @@ class Elements:
     @property
     def negative(self) -> bool:
         """Whether y_t falls with them."""
-        return bool((_number(self.weight) < 0).any())
+        return any(w < 0 for w in _numbers(self.weight, 1))
 
 
 @dataclass(frozen=True)
@@ -276,16 +276,18 @@ def _places(
     ``row`` of the sample), and how much they weigh."""
     single = [[i, *row, *p.where] for i, p in parts.items() if isinstance(p.where, tuple)]
     indices = [torch.tensor(single, dtype=torch.long, device=device)] if single else []
-    weights = [_number(p.weight)[None] for p in parts.values() if isinstance(p.where, tuple)]
+    alone = [p.weight for p in parts.values() if isinstance(p.where, tuple)]
+    weights = [number for weight in alone for number in _numbers(weight, 1)]
     for i, part in parts.items():
         if isinstance(part.where, Tensor):
             where = part.where.to(device)
             before = torch.tensor([[i, *row]], device=device).expand(len(where), -1)
             indices.append(torch.cat([before, where], 1))
-            weights.append(_number(part.weight).expand(len(where)))
-    index, numbers = torch.cat(indices), torch.cat([w.to(dtype) for w in weights]).abs()
-    return index.unbind(1), numbers.to(device)
+            weights += _numbers(part.weight, len(where))
+    numbers = torch.tensor([abs(w) for w in weights], dtype=dtype, device=device)
+    return torch.cat(indices).unbind(1), numbers
 
 
-def _number(weight: float | Tensor) -> Tensor:
-    return torch.as_tensor(weight, dtype=torch.float64)
+def _numbers(weight: float | Tensor, count: int) -> list[float]:
+    """A weight for each of so many elements."""
+    return weight.tolist() if isinstance(weight, Tensor) else [weight] * count

@@ -203,7 +203,7 @@ REFUSED = {
     ),
     "target list of None": (
         TargetError,
-        r"target None is NoneType",
+        r"None stands for what the model predicts in every sample, and not in a list",
         lambda: explain(target=[0, None, 1]),
     ),
     "target tensor too long": (
