@@ -1,4 +1,4 @@
-"""``relprop demo``: one picture, two classes, two maps, the books and the cost."""
+"""``relprop demo``: one picture, two classes, two maps, what they say and what they cost."""
 
 from __future__ import annotations
 
@@ -32,21 +32,18 @@ def run_demo(out: Path, seed: int) -> str:
         forward = min(timeit.repeat(lambda: model(scenes.images), number=1))
     one = timeit.repeat(lambda: explain_many(model, scenes.images, digits[:1]), number=1)
     says = ", ".join(f"{d}: {probabilities[d]:.2f}" for d in digits)
-    seen = f"digits {digits[0]} and {digits[1]}, never seen in training"
-    lines = [f"scene {seed}: {seen}; the model says {says}"]
+    seen = f"scene {seed}: a {digits[0]} and a {digits[1]}, never seen in training"
+    lines = [f"{seen}; the model's probabilities are {says}"]
     for which, e in enumerate(explanations):
         on, other = share_on(e, scenes, which), share_on(e, scenes, 1 - which)
-        lines.append(
-            f"class {digits[which]}: {len(e.scores[0])} scores, largest "
-            f"{float(e.scores.max()):.3g}; {on:.0%} of the score lies on the {digits[which]}, "
-            f"{other:.0%} on the {digits[1 - which]}"
-        )
-        assert e.ledger is not None
-        totals = ", ".join(f"{name} {float(n):+.4f}" for name, n in e.ledger.totals().items())
-        worst = f"worst node {e.ledger.worst():.1e} of its relevance"
-        lines.append(f"         ledger: {totals}; {worst}")
-    times = f"one explanation takes {min(one) / forward:.1f} times one forward pass"
-    lines.append(f"{times} (batch 1, best of 5, this machine)")
+        this, that = digits[which], digits[1 - which]
+        share = f"{on:.0%} of the score lies on the {this}, {other:.0%} on the {that}"
+        lines.append(f"why {this}? {share}")
+    ledgers = [e.ledger for e in explanations if e.ledger is not None]
+    worst = max(ledger.worst() for ledger in ledgers)
+    lines.append(f"relevance adds up at every operation of the model, to {worst:.0e} of it")
+    times = f"one explanation takes as long as {min(one) / forward:.0f} forward passes"
+    lines.append(f"{times} (one picture, best of 5, this machine)")
     return "\n".join([*lines, f"picture: {out}"])
 
 
