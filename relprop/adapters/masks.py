@@ -41,6 +41,12 @@ def no_padding(given: Given) -> Tensor | None:
     return (mask != 0).reshape(len(mask), *lengths)
 
 
+def is_padded(named: Mapping[str, Any]) -> bool:
+    """Whether a call holds padded texts, by its attention mask."""
+    mask = named.get("attention_mask")
+    return isinstance(mask, Tensor) and mask.dim() == 2 and bool((mask == 0).any())
+
+
 def positions_of(model: nn.Module, named: Mapping[str, Any]) -> dict[str, Tensor]:
     """``position_ids`` of texts with padding before them, (batch, positions), as ``generate``
     counts them: nothing where there is none, they are given, or the model takes none or counts

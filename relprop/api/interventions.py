@@ -10,6 +10,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
+from relprop.adapters.masks import is_padded
 from relprop.api.hooks import tidy
 from relprop.api.many import outcomes
 from relprop.api.observation import Observation
@@ -23,7 +24,7 @@ from relprop.api.settings import (
     step_of,
 )
 from relprop.door import guarded
-from relprop.errors import OptionError, PartlySetWarning, SharedBatchWarning, warn
+from relprop.errors import OptionError, PartlySetWarning, SharedBatchWarning, message, warn
 from relprop.explanation import Explanation
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask_once
@@ -242,6 +243,9 @@ class Instrument(Observation):
     def _of_others(self, name: str, reference: Any) -> Tensor:
         """A node's value of other samples, the model as it is."""
         session, inputs = self._opened(reference)
+        if is_padded(dict(zip(inputs.names, inputs.tensors, strict=True))):
+            fact = "reference= holds padded texts, whose padding would stand in for tokens"
+            raise OptionError(message(fact, then=["give it texts of one length"]))
         node = session.program.labels[name]
         with undisturbed(session.model), torch.no_grad():
             return tidy(execute(session.program, session.model, inputs, {node})[node])

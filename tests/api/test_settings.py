@@ -418,6 +418,21 @@ def test_a_part_is_ablated_by_other_samples():
         assert all(len(found) == 1 for found in drawn.values())
 
 
+def test_references_of_other_lengths_and_padded_ones_are_refused():
+    case, name = Case("bert"), "bert.encoder.layer.0"
+    mask = torch.ones_like(IDS)
+    with relprop.instrument(case.model, {"input_ids": IDS, "attention_mask": mask}, 1) as probe:
+        others = {"input_ids": IDS.flip(1), "attention_mask": mask}
+        probe.ablate(name, "mean", reference=others)
+        probe.clear()
+        padded = others | {"attention_mask": mask.index_fill(1, torch.tensor([5]), 0)}
+        with pytest.raises(OptionError, match="padded texts"):
+            probe.ablate(name, "mean", reference=padded)
+        shorter = {n: t[:, :4] for n, t in others.items()}
+        with pytest.raises(OptionError, match=r"has \[4, 32\] there, one of the run \[6, 32\]"):
+            probe.ablate(name, "resample", reference=shorter)
+
+
 def test_the_own_batch_is_said():
     with probing() as probe, pytest.warns(relprop.errors.SharedBatchWarning, match="own 2 samples"):
         probe.ablate("blocks.1.mlp", "mean")
