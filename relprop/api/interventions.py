@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, Unpack
 
 import torch
@@ -32,7 +31,7 @@ from relprop.runner.method import method_named
 from relprop.runner.question import Question, checked_keep
 from relprop.runner.session import Session
 from relprop.tracer.binding import Inputs
-from relprop.tracer.changes import Change, changed, laid_out_as, read_past
+from relprop.tracer.changes import Change, changed, read_past
 from relprop.tracer.facts import describe
 from relprop.tracer.run import execute
 from relprop.tracer.surroundings import undisturbed
@@ -52,18 +51,14 @@ class Instrument(Observation):
         opened: Callable[[Any], tuple[Session, Inputs]],
     ) -> None:
         super().__init__(session, inputs, target)
+        self._own = session, inputs
         #: The rules that the user gave, and what makes a session of other inputs.
         self._rules, self._opened = rules, opened
 
     def __enter__(self) -> Instrument:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._forget()
         self._hooks.clear()
         self._closed = True
@@ -183,12 +178,17 @@ class Instrument(Observation):
         done, start = self._forward()
         assert start.again is not None
         changes = [self._change(**one) for one in checked_settings(settings)]
-        rows = outcomes(self.session, self.inputs, done.detached(), changes, start.again)
-        for i, change in enumerate(changes):
-            past = read_past(self.session.program, change)
-            if past or not all(map(change.is_read_by, change.node.users)):  # another graph
-                rows[i] = Observation(*self._with(change), self._fixed_target()).output()
-        return rows
+        found = {
+            i: Observation(*self._with(change), self._fixed_target()).output()
+            for i, change in enumerate(changes)
+            if read_past(self.session.program, change)  # another graph
+            or not all(map(change.is_read_by, change.node.users))
+        }
+        others = [i for i in range(len(changes)) if i not in found]
+        some = [changes[i] for i in others]
+        rows = outcomes(self.session, self.inputs, done.detached(), some, start.again)
+        found |= dict(zip(others, rows, strict=True))
+        return torch.stack([found[i] for i in range(len(changes))])
 
     def explanation(
         self,
@@ -228,15 +228,12 @@ class Instrument(Observation):
 
     def _with(self, change: Change) -> tuple[Session, Inputs]:
         """The run with one change more."""
-        past = read_past(self.session.program, change)
-        if left := [n for n in past if n not in laid_out_as(change.node)]:
-            fact = (
-                f"{change.name!r} is set, and what is made on the way to it is read elsewhere, too"
-            )
+        made = changed(self.session.program, self.inputs, change, self.session.model)
+        if made.past:
+            fact = f"{change.name!r} is set, and what it is made of is read elsewhere, too"
             then = ["compare with a forward hook, or set a value behind it"]
             with self._warned():
-                warn(PartlySetWarning(fact, at=describe(left[0]), then=then))
-        made = changed(self.session.program, self.inputs, change, self.session.model)
+                warn(PartlySetWarning(fact, at=describe(made.past[0]), then=then))
         session = replace(self.session, program=made.program)
         return session.reading([self.target], made.inputs), made.inputs
 

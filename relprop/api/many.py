@@ -28,9 +28,9 @@ Amount = Callable[[Mapping[fx.Node, Tensor]], Tensor]
 
 def outcomes(
     session: Session, inputs: Inputs, held: Values, changes: Sequence[Change], amount: Amount
-) -> Tensor:
-    """y_t of every sample under each of the changes alone, (changes, batch); ``held``: the values
-    of all nodes without any."""
+) -> list[Tensor]:
+    """y_t of every sample, (batch,), under each of the changes alone; ``held``: the values of all
+    nodes without any."""
     found, free = dict[int, Tensor](), free_memory(runs_on(session.model, inputs.tensors[0]))
     for node in dict.fromkeys(change.node for change in changes):
         mine = [i for i, change in enumerate(changes) if change.node is node]
@@ -43,7 +43,7 @@ def outcomes(
             given = torch.cat([applied(changes[i], held[node]) for i in some])
             rows = _run(session, inputs, held, {node: given}, below, amount)
             found |= dict(zip(some, rows, strict=True))
-    return torch.stack([found[i] for i in range(len(changes))])
+    return [found[i] for i in range(len(changes))]
 
 
 def _run(

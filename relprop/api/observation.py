@@ -55,7 +55,6 @@ class Observation:
 
     def __init__(self, session: Session, inputs: Inputs, target: Any) -> None:
         self.session, self.inputs, self.target = session, inputs, target
-        self._own = session, inputs
         self._hooks: dict[int, tuple[tuple[str, ...], RelevanceHook]] = {}
         self._count = 0
         self._closed = False

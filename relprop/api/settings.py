@@ -123,11 +123,16 @@ def step_of(name: str, direction: object, strength: object, own: Tensor) -> Tens
         fact = f"steer({name!r}, {direction!r:.80}, {strength!r}): a tensor and a number are needed"
         raise OptionError(fact)
     step = _number(name, strength * direction.detach(), own)
-    sizes = zip(reversed(step.shape), reversed(own.shape[1:]), strict=False)
-    if step.dim() >= own.dim() or any(m not in (1, n) for m, n in sizes):
+    if not _stretches(step, own.shape[1:]):
         fact = f"steer({name!r}): the direction has shape {list(step.shape)}, and one sample's "
         raise OptionError(f"{fact}value {list(own.shape[1:])}, to which it does not stretch")
     return step
+
+
+def _stretches(tensor: Tensor, shape: torch.Size) -> bool:
+    """Whether a tensor can be expanded to a shape."""
+    sizes = zip(reversed(tensor.shape), reversed(shape), strict=False)
+    return tensor.dim() <= len(shape) and all(m in (1, n) for m, n in sizes)
 
 
 def applied(change: Change, own: Tensor) -> Tensor:
@@ -155,8 +160,7 @@ def _checked(name: str, function: Callable[[Tensor], Any], own: Tensor) -> Funct
         if not isinstance(made, Tensor) or not made.is_floating_point():
             what = str(made.dtype) if isinstance(made, Tensor) else type(made).__name__
             raise OptionError(f"set({name!r}): the function returned {what}, no floating tensor")
-        sizes = zip(reversed(made.shape), reversed(value.shape), strict=False)
-        if made.dim() > value.dim() or any(m not in (1, n) for m, n in sizes):
+        if not _stretches(made, value.shape):
             shapes = f"{list(made.shape)} of a value of {list(value.shape)}"
             raise OptionError(f"set({name!r}): the function made {shapes}, which does not fit")
         return made if made.dtype == value.dtype else made.to(value.dtype)

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from relprop.errors import (
-    OptionError,
-)
+from relprop.errors import OptionError
 from relprop.explanation import Block
 from relprop.interpreter.ledger import Ledger
 from relprop.rollup import Stream

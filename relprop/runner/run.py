@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.adapters import Prepared
-from relprop.errors import InputError, OptionError, message
+from relprop.errors import InputError
 from relprop.interpreter.forward import Forward, Kept, detached, forward
 from relprop.interpreter.points import Excerpt, Made, Points, Seed
 from relprop.interpreter.reading import made_at, read_again
@@ -145,11 +145,7 @@ class Run:
         by_value = question.by.starts_with == "output"
         plain, rules = self.forms is PLAIN or self.forms.of_gradient, question.balance
         if rules is not None and self.forms.of_gradient and not start.at_elements:
-            if start.by_forms is None:
-                fact = f"gradient={rules.name!r}: the target callable cannot be followed"
-                raise OptionError(message(fact, then=["gradient='model'"]))
-            with torch.enable_grad():
-                return start.by_forms(rules)
+            return start.balanced(rules)
         if plain or (by_value and start.is_sum):
             return start.scalars
         own = by_value and start.at_elements

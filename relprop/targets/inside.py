@@ -101,10 +101,8 @@ class Direction(Inside):
 
     def choose(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
         """A part for the features with positive weights, and one for those with negative."""
-        where, weights = (
-            self._read(context.program, None),
-            torch.tensor(self.vector, dtype=torch.float64),
-        )
+        where = self._read(context.program, None)
+        weights = torch.tensor(self.vector, dtype=torch.float64)
         positions, features, axes = where.shape
         if len(weights) != features:
             fact = f"target {self}: the vector has {len(weights)} entries, and {self.name!r} "

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from relprop.adapters import Adapter
-from relprop.errors import TargetError
+from relprop.errors import OptionError, TargetError, message
 from relprop.interpreter.points import Made, Points, Seed
 from relprop.rules import RuleSet
 from relprop.tracer.binding import Inputs
@@ -73,6 +73,14 @@ class Start:
         if not self.single:
             return self.terms
         return tuple(Term(math.copysign(1, term.coefficient), term.seeds) for term in self.terms)
+
+    def balanced(self, rules: RuleSet) -> Tensor:
+        """y_t of a callable by a rule set's gradient forms. Raises ``OptionError``."""
+        if self.by_forms is None:
+            fact = f"gradient={rules.name!r}: the target callable cannot be followed"
+            raise OptionError(message(fact, then=["gradient='model'"]))
+        with torch.enable_grad():
+            return self.by_forms(rules)
 
     def contributions(self, values: Mapping[fx.Node, Made]) -> tuple[Term, ...]:
         """The terms started with y_t in place of 1: each element with its weight times its value,
@@ -276,16 +284,16 @@ def _places(
     ``row`` of the sample), and how much they weigh."""
     single = [[i, *row, *p.where] for i, p in parts.items() if isinstance(p.where, tuple)]
     indices = [torch.tensor(single, dtype=torch.long, device=device)] if single else []
-    alone = [p.weight for p in parts.values() if isinstance(p.where, tuple)]
-    weights = [number for weight in alone for number in _numbers(weight, 1)]
+    alone = (p for p in parts.values() if isinstance(p.where, tuple))
+    weights = [number for p in alone for number in _numbers(p.weight, 1)]
     for i, part in parts.items():
         if isinstance(part.where, Tensor):
             where = part.where.to(device)
             before = torch.tensor([[i, *row]], device=device).expand(len(where), -1)
             indices.append(torch.cat([before, where], 1))
             weights += _numbers(part.weight, len(where))
-    numbers = torch.tensor([abs(w) for w in weights], dtype=dtype, device=device)
-    return torch.cat(indices).unbind(1), numbers
+    sizes = [abs(w) for w in weights]
+    return torch.cat(indices).unbind(1), torch.tensor(sizes, dtype=dtype, device=device)
 
 
 def _numbers(weight: float | Tensor, count: int) -> list[float]:

@@ -67,10 +67,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Changed:
-    """The program, in which names name what stands there now, and its inputs."""
+    """The program, in which names name what stands there now, and its inputs; ``past``: what a
+    value that is set is made of and others read, too, where it is not set."""
 
     program: Program
     inputs: Inputs
+    past: tuple[fx.Node, ...]
 
 
 def changed(program: Program, inputs: Inputs, change: Change, model: nn.Module | None) -> Changed:
@@ -81,22 +83,12 @@ def changed(program: Program, inputs: Inputs, change: Change, model: nn.Module |
     for node in program.graph.nodes:
         nodes[node] = graph.node_copy(node, nodes.__getitem__)
     constants, before = dict(program.constants), nodes[change.node]
-    around = [path for path, _ in place(before).modules]
-    inside = around.index(change.call) if change.call in around else len(around)
-    beside = replace(place(before), modules=place(before).modules[:inside])
-    entering = _Entering(program, before, beside)
-    device = inputs.tensors[0].device
-    after = _replacement(before, change, entering, constants, device)
+    entering = _Entering(program, before, _outside(before, change))
+    after = _replacement(before, change, entering, constants, inputs.tensors[0].device)
     own = made_after(before, after)
     before.replace_all_uses_with(after, lambda n: n not in own and change.is_read_by(n))
-    again = after
-    for node in laid_out_as(before):
-        again = entering.moved_back(node, again)
-        moved = node.args[0]
-        assert isinstance(moved, fx.Node)
-        for user in [n for n in moved.users if change.is_read_by(n) and n not in own]:
-            if again < user and user is not node:
-                user.replace_input_with(moved, again)
+    _redirect(before, after, change, entering)
+    past = tuple(nodes[n] for n in read_past(program, change) if _is_read_past(nodes[n], change))
     capture = Capture(
         graph,
         constants,
@@ -112,34 +104,56 @@ def changed(program: Program, inputs: Inputs, change: Change, model: nn.Module |
     for name, node in entering.nodes.items():
         decide_books(node, name, side=False)
     labels = {name: nodes[node] for name, node in program.labels.items()}
-    outer = set(around[: inside + 1]) if change.call in around else set(program.labels)
-    same = (n for n, node in program.labels.items() if node is change.node)
-    labels |= {n: after for n in same if n == change.name or n.split("[")[0] in outer}
+    labels |= dict.fromkeys(_renamed(program, change), after)
     origin = program.changed or program
-    return Changed(replace(made, dtype=program.dtype, changed=origin, labels=labels), whole)
+    made = replace(made, dtype=program.dtype, changed=origin, labels=labels)
+    return Changed(made, whole, past)
+
+
+def _outside(node: fx.Node, change: Change) -> Place:
+    """Where the call of the module stands that returns a node; of no module's, the node itself."""
+    around = [path for path, _ in place(node).modules]
+    depth = around.index(change.call) if change.call in around else len(around)
+    return replace(place(node), modules=place(node).modules[:depth])
+
+
+def _redirect(before: fx.Node, after: fx.Node, change: Change, entering: _Entering) -> None:
+    """Let those who read the same numbers laid out otherwise, as they were before the module's last
+    moves, read what is set."""
+    while kind(before) in (Kind.RESHAPE, Kind.PERMUTE):
+        after, moved = entering.moved_back(before, after), operand(before)
+        for user in [n for n in moved.users if change.is_read_by(n) and after < n]:
+            if user is not before:
+                user.replace_input_with(moved, after)
+        before = moved
+
+
+def _renamed(program: Program, change: Change) -> list[str]:
+    """The names whose value is now the one that is set: of a module its own and those around it
+    that return the same, else all of the node."""
+    same = [name for name, node in program.labels.items() if node is change.node]
+    around = [path for path, _ in place(change.node).modules]
+    if change.call not in around:
+        return same
+    outer = around[: around.index(change.call) + 1]
+    return [n for n in same if n == change.name or n.split("[")[0] in outer]
 
 
 def read_past(program: Program, change: Change) -> list[fx.Node]:
     """What the module that returns the changed value does not return, and others read in the graph:
     by another way, or because what they do with the returned value was rewritten."""
-    named = {n for name, n in program.labels.items() if name.split("[")[0] == change.call}
-    inside = (n for n in program.graph.nodes if not change.is_read_by(n) and n not in named)
-    return [
-        node
-        for node in inside
-        if is_floating(node)
-        and role(node) == "activation"
-        and any(change.is_read_by(n) and n.op != "output" for n in node.users)
-    ]
+
+    def made() -> list[fx.Node]:
+        named = {n for name, n in program.labels.items() if name.split("[")[0] == change.call}
+        inside = (n for n in program.graph.nodes if not change.is_read_by(n) and n not in named)
+        floating = (n for n in inside if is_floating(n) and role(n) == "activation")
+        return [n for n in floating if _is_read_past(n, change)]
+
+    return program.memo.once(("read past", change.call), made)
 
 
-def laid_out_as(node: fx.Node) -> list[fx.Node]:
-    """The calls, the last first, by which it is another tensor's numbers laid out otherwise."""
-    found = []
-    while kind(node) in (Kind.RESHAPE, Kind.PERMUTE):
-        found.append(node)
-        node = operand(node)
-    return found
+def _is_read_past(node: fx.Node, change: Change) -> bool:
+    return any(change.is_read_by(n) and n.op != "output" for n in node.users)
 
 
 def _replacement(
@@ -190,9 +204,8 @@ class _Entering:
         if kind(move) is Kind.RESHAPE:
             return self.emitted(aten.reshape.default, value, shape_of(operand(move)))
         order = arguments(move)[1]
-        return self.emitted(
-            aten.permute.default, value, [order.index(i) for i in range(len(order))]
-        )
+        back = [order.index(i) for i in range(len(order))]
+        return self.emitted(aten.permute.default, value, back)
 
     def emitted(self, op: object, *args: object) -> fx.Node:
         """A call behind all that it reads."""

@@ -13,8 +13,6 @@ from relprop.tracer.binding import Inputs
 from relprop.tracer.program import Program, is_floating, place, role
 from relprop.tracer.returned import returned
 
-MOVES = {Kind.PERMUTE, Kind.RESHAPE}
-
 
 def heads_of(program: Program) -> dict[str, fx.Node]:
     """By the name of each attention module's call, ``module:heads``, what its heads have gathered,
@@ -23,7 +21,8 @@ def heads_of(program: Program) -> dict[str, fx.Node]:
     for site in program.sites:
         node: fx.Node | None = site.contraction
         while node is not None and not _tokens_then_heads(program, node):
-            node = next((user for user in node.users if kind(user) in MOVES), None)
+            moves = (n for n in node.users if kind(n) in (Kind.PERMUTE, Kind.RESHAPE))
+            node = next(moves, None)
         if node is not None:
             name = f"{place(node).call}:heads"
             count = sum(n == name or n.startswith(f"{name}#") for n in found)

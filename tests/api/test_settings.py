@@ -517,12 +517,15 @@ def test_readers_of_the_same_numbers_laid_out_otherwise(path):
     handle = model.get_submodule(path).register_forward_hook(replaced(lambda v: v * 1.5 + 0.1))
     y = model(x)[:, 3].detach()
     handle.remove()
-    with relprop.instrument(model, x, 3) as probe:
-        probe.set(path, lambda v: v * 1.5 + 0.1)
+    setting = {"name": path, "value": lambda v: v * 1.5 + 0.1}
+    with relprop.instrument(model, x, 3) as probe, warnings.catch_warnings():
+        warnings.simplefilter("error", relprop.errors.PartlySetWarning)
+        probe.set(**setting)
         assert closeness(probe.output(), y) <= 1e-9
         probe.clear()
-        many = probe.many([{"name": path, "value": lambda v: v * 1.5 + 0.1}])
-        assert closeness(many[0], y) <= 1e-9
+        other = {"name": "head", "value": 0.0}
+        many = probe.many([other, setting, other])
+        assert closeness(many[1], y) <= 1e-9 and not many[[0, 2]].any()
 
 
 class Gate(nn.Module):
@@ -550,6 +553,18 @@ def test_what_is_read_past_a_set_value_is_said():
         assert right != any(w.category is relprop.errors.PartlySetWarning for w in said)
 
 
+def test_all_names_of_a_node_follow_it():
+    """What is set at an operation is what a module returns, if that is it: also as its second
+    tensor, the first of which is no value of the graph."""
+    case = Case("mixtral")
+    with case.probe() as probe:
+        assert "model.layers.0.mlp.gate" not in probe.names()
+        name, labels = "model.layers.0.mlp.gate[1]", probe.session.program.labels
+        operation = next(n for n in labels if ":" in n and labels[n] is labels[name])
+        probe.set(operation, 0.25)
+        assert bool((probe.value(name)[name] == 0.25).all())
+
+
 def test_of_nearly_equal_values_the_name_is_of_the_nearest():
     torch.manual_seed(0)
     model = hf.BeitForImageClassification(
@@ -564,10 +579,10 @@ def test_of_nearly_equal_values_the_name_is_of_the_nearest():
     model, x = model.double().eval(), torch.randn(2, 3, 32, 32).double()
     states = model(x).hidden_states
     with relprop.instrument(model, x, 1) as probe:
-        for k in range(4):
-            name = f"beit[hidden_states[{k}]]"
-            if name in probe.names():
-                assert closeness(probe.value(name)[name], states[k].detach()) <= 1e-12
+        found = probe.value("beit[[]hidden_states*")
+        assert len(found) >= 2
+        for name, value in found.items():
+            assert closeness(value, states[int(name[-3])].detach()) <= 1e-12, name
 
 
 def test_two_attentions_of_one_module_have_heads_of_their_own():
