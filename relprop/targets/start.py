@@ -50,8 +50,7 @@ class Start:
     the sum of these, which log-probabilities are not. ``single``: it is one element in every
     sample. ``at_once``: how many elements start together that are too many to be explained one by
     one. Without ``terms`` relevance has no start. ``again``: y_t of other values of the outputs;
-    ``by_forms``: of a callable, y_t with a gradient that follows a rule set's gradient forms.
-    ``memo``: what questions about this target share.
+    ``by_forms``: of a callable, by gradient forms. ``memo``: what questions about it share.
     """
 
     label: tuple[object, ...]
