@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import fx
 
-from relprop.operations import Kind, argument, kind, operand
+from relprop.operations import Kind, argument, is_call, kind, operand
+from relprop.operations.vocabulary import grouped_linear
 from relprop.rollup.sources import Sources, all_of
 from relprop.tracer.atoms import Axes, is_token, token_count
 from relprop.tracer.editing import tensor_inputs, val
@@ -44,18 +45,19 @@ class Heads:
         return self._at(mine[0]) / sum(map(self._at, pieces))
 
     def modules(self, layer: fx.Node, bit: int) -> float:
-        """Modules that were added, and are one module with one projection now, count whole: as many
-        as it has output weights. For what comes from an attention map before any layer."""
-        count = _weights_of(layer)
-        added = count > 1 and argument(operand(layer, 1), "dim") in (1, -1)
-        if not added or not self._comes_bare(operand(layer), bit):
+        """Modules that were added or laid side by side, and are one module with one projection now,
+        count whole: as many as it has output weights. For what comes from an attention map before
+        any layer."""
+        count, own = len(weights_of(layer)), is_call(layer, grouped_linear)
+        whole = count > 1 and (own or argument(operand(layer, 1), "dim") in (1, -1))
+        if not whole or not self._comes_bare(operand(layer), bit):
             return 1.0
         left = [self.sources.sites[self.sources.roots(bit)[0]].attention]
         while left:  # the layers that make the map: it has the heads of as many modules
             node = left.pop()
             if kind(node) is not Kind.LINEAR:
                 left += self.flow.inputs.get(node, ())
-            elif _weights_of(node) == count:
+            elif len(weights_of(node)) == count:
                 return float(count)
         return 1.0
 
@@ -79,7 +81,7 @@ class Heads:
             others = all_of(sources.of(t) for k, (t, _) in enumerate(terms) if k != i)
             if sources.bare.get(o, 0) & maps & ~others:
                 found.append(o)
-        return found if len(found) == len(terms) > 1 else []
+        return found if len(found) > 1 else []
 
     def _at(self, node: fx.Node) -> int:
         """How many heads lie side by side in a tensor that no layer has read yet."""
@@ -95,15 +97,11 @@ class Heads:
         return self._known[node]
 
 
-def weight_of(layer: fx.Node) -> fx.Node:
-    """The parameter of which a layer's weight is a part, or the ``cat`` that it was joined by."""
-    return _root(operand(layer, 1))
-
-
-def _weights_of(layer: fx.Node) -> int:
-    """How many parameters a layer's weight was joined of."""
-    weight = weight_of(layer)
-    return len({_root(w) for w in tensor_inputs(weight)}) if kind(weight) is Kind.JOIN else 1
+def weights_of(layer: fx.Node) -> frozenset[fx.Node]:
+    """The parameter of which a layer's weight is a part, or those that it was joined of."""
+    weight = _root(operand(layer, 1))
+    joined = tensor_inputs(weight) if kind(weight) is Kind.JOIN else [weight]
+    return frozenset(map(_root, joined))
 
 
 def _root(weight: fx.Node) -> fx.Node:

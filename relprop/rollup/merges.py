@@ -11,7 +11,7 @@ from torch import fx
 
 from relprop.operations import FILLS, MOVES, Kind, kind, operand
 from relprop.plan import Step
-from relprop.rollup.heads import Heads, lies_beside, weight_of
+from relprop.rollup.heads import Heads, lies_beside, weights_of
 from relprop.rollup.present import Present
 from relprop.rollup.sources import Sources
 from relprop.rules.shares import Places, Weight
@@ -128,9 +128,8 @@ class Merges:
         """The terms of a sum that are layers with parts of one output weight, ``term``'s among
         them, and what each reads."""
         layers = {t: layer for t in terms if (layer := self._layer(t)) is not None}
-        same = [
-            t for t in layers if term in layers and weight_of(layers[t]) is weight_of(layers[term])
-        ]
+        weights = {t: weights_of(layer) for t, layer in layers.items()}
+        same = [t for t in layers if weights[t] == weights.get(term)]
         return [(t, operand(layers[t])) for t in same] if len(same) > 1 else []
 
     def _layer(self, term: fx.Node) -> fx.Node | None:

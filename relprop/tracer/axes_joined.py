@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import fx
 
-from relprop.operations import Kind, argument, kind, listed, operand
+from relprop.operations import ELEMENTWISE, Kind, argument, kind, listed, operand
 from relprop.tracer.atoms import Axes, Axis, fresh, length, line_up, relate
 from relprop.tracer.editing import shape_of, tensor_inputs
 
@@ -30,9 +30,26 @@ def _new_axis(parts: list[fx.Node], dim: int, size: int, known: Mapping[fx.Node,
     if not _are_stacked(parts, dim):
         atoms = tuple(atom for p in parts if p in known for atom in known[p][dim])
         several = len({p for p in parts if p in known}) > 1
-        return fresh(size, like=atoms or (None if several else ()))
+        cut = tuple(atom for p in parts if not atoms for atom in _cut_from(p, dim, known))
+        return fresh(size, like=atoms or cut or (None if several else ()))
     turns = _taken_in_turn(parts, known)
     return fresh(size, like=turns) if turns else fresh(size, "feature")
+
+
+def _cut_from(part: fx.Node, dim: int, known: Mapping[fx.Node, Axes]) -> Axis:
+    """What the axis is made of along which single positions were cut that are laid side by side
+    again, with what was worked out of each for itself."""
+    left, seen = [part], {part}
+    while left:
+        node = left.pop()
+        axes = known.get(node, ())
+        if len(axes) > dim and axes[dim]:
+            return axes[dim]
+        for_itself = kind(node) in ELEMENTWISE | {Kind.SLICE, Kind.LINEAR, Kind.NORM}
+        above = [i for i in tensor_inputs(node) if for_itself and i in known and i not in seen]
+        seen |= set(above)
+        left += above
+    return ()
 
 
 def _are_stacked(parts: list[fx.Node], dim: int) -> bool:

@@ -19,6 +19,7 @@ Matrix = np.ndarray[Any, np.dtype[np.float64]]
 Rows = list[tuple[Matrix, Matrix]]
 #: What does not mix tokens: what stood at a token stands there.
 ONE_EACH = frozenset({"linear", "norm", "act", "scale", "features", "columns"})
+LAYERS = frozenset({"linear", "columns", "mix"})
 MOVES = frozenset({"move", "join"})
 SUMS = frozenset({"add", "sub"})
 #: On a way of these alone a tensor is still itself.
@@ -104,6 +105,7 @@ class ByHand:
             return self.merged(i, b)
         shares = np.zeros((node.tokens, len(of[0])))
         if node.op == "windows":  # even shares
+            self.unclear |= self.is_gate(node.of[0])
             for row, over in zip(shares, windows(node.how, len(of[0])), strict=True):
                 row[over] = 1
         else:
@@ -111,6 +113,14 @@ class ByHand:
         shares = shares * self.there(node.of[0])  # of the tokens that are there
         total = shares.sum(1, keepdims=True)
         return shares / np.where(total, total, 1) @ of[0]
+
+    def is_gate(self, x: int) -> bool:
+        """Whether a tensor is a product of two others that nothing else reads: brought together at
+        once, it is handed out by the size of its terms, which is not known here."""
+        while self.nodes[x].op in ("scale", "move") and self.readers.count(x) == 1:
+            x = self.nodes[x].of[0]
+        wide = all(self.nodes[o].tokens == self.nodes[x].tokens for o in self.nodes[x].of)
+        return self.nodes[x].op == "mul" and wide and self.readers.count(x) == 1
 
     def carried(self, i: int, of: list[Matrix]) -> Matrix:
         """Rows at the places to which tokens move."""
@@ -133,7 +143,7 @@ class ByHand:
         elif len(ways) > 1 and (still := self.still(ways, b)):
             led = ways = still
         found = {t: self.stands[t][b] for t in led}
-        total = sum((self.share(t, b) * m for t, m in found.items()), np.zeros((n, 1)))
+        total = sum((self.share(i, t, b) * m for t, m in found.items()), np.zeros((n, 1)))
         here = sum((np.sign(m.sum(1)) for m in found.values()), np.zeros(n))
         there = sum((self.there(t) for t in led), np.zeros(n))
         self.unclear |= bool((total.any(1) & (here != there)).any())
@@ -154,10 +164,36 @@ class ByHand:
             found += self.terms(inner) if nested else [o]
         return found
 
-    def share(self, term: int, b: int) -> float:
-        """Of a map's heads that stand at a term, how many of all."""
+    def share(self, i: int, term: int, b: int) -> float:
+        """Of a map's heads that stand at a term, how many of all: of those laid side by side before
+        any layer, or of one that was cut into pieces."""
         use, share = self.recipe.pieces.get(term, (-1, 1.0))
-        return share if self.source.get(use) == b else 1.0
+        if use >= 0 or self.nodes[i].op != "cat":
+            return share if self.source.get(use) == b else 1.0
+        terms = self.nodes[i].of
+        alone = [
+            {
+                s
+                for s in self.bare(t)
+                if not any(s in self.stands[o] for k, o in enumerate(terms) if k != j)
+            }
+            for j, t in enumerate(terms)
+        ]
+        heads = [max((self.heads(s) for s in found), default=0) for found in alone]
+        mine = sum(h for h, found in zip(heads, alone, strict=True) if b in found)
+        return mine / sum(heads) if mine else 1.0
+
+    def bare(self, x: int) -> set[int]:
+        """The maps whose results come to a tensor before any layer."""
+        node = self.nodes[x]
+        if node.op == "use":
+            return {self.source[x]}
+        layer = node.op in LAYERS or (node.op == "windows" and node.how[0] == "convolution")
+        return set() if layer else set().union(*map(self.bare, node.of))
+
+    def heads(self, use: int) -> int:
+        """How many heads a map has."""
+        return int(self.nodes[self.nodes[use].of[0]].how[0])
 
     def still(self, ways: list[int], b: int) -> list[int]:
         """The terms that are still x, if together they hold every token of it."""

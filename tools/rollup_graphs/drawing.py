@@ -77,8 +77,9 @@ class Trial:
         self.rows = hand.rows()
         if hand.unclear or not hand.in_order():
             raise Unclear("a place where a term has other tokens, or tokens moved before all maps")
-        if not all(scores.any() for scores, _ in self.rows):
-            raise Unclear("no attention brings anything of an input")
+        counts = [(row + identity).any(0).sum() for row, identity in self.rows]
+        if min(counts) < 2 or not all(scores.any() for scores, _ in self.rows):
+            raise Unclear("no attention brings anything of an input, or one token of it is all")
 
     def target(self) -> Any:
         """What relprop is asked for."""

@@ -106,8 +106,10 @@ class Recipe:
         heads = self.pick.choice([h for h in (1, 2, 4) if self.width(x) % h == 0])
         fused = self.pick.random() < 0.4
         made = self.map(self.linear(x), self.linear(keys, self.width(x)), heads, fused)
-        self.values.append(self.linear(keys, self.width(x)) if values is None else values)
-        used = self.use(made, self.values[-1])
+        values = self.linear(keys, self.width(x)) if values is None else values
+        if keys == x:  # of the stream's own tokens
+            self.values.append(values)
+        used = self.use(made, values)
         return self.linear(used) if self.pick.random() < 0.6 else used
 
     @cached_property

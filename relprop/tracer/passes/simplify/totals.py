@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from relprop.operations import is_call, operand, packet
+from relprop.operations import Kind, is_call, kind, operand, packet
 from relprop.tracer.editing import (
     arguments,
     aten,
@@ -31,13 +31,14 @@ _OF_TWO = {
 def simpler_total(node: fx.Node) -> fx.Node | None:
     """The sum, the product or the largest along an axis that tensors were laid along for it → of
     those tensors, unless they may be one tensor's positions, each treated alike (``total_of_parts``
-    is told when they are not); along axes of length 1 nothing is reduced."""
+    is told when they are not) or one cut from it; along axes of length 1 nothing is reduced."""
     x, op = operand(node), _OF_TWO.get(packet(node))
     if op is None or val(node).dtype != val(x).dtype or not rank(x):
         return None
     if all(shape_of(x)[d] == 1 for d in dims_of(node)):
         return reshaped(node, x, shape_of(node))
-    if is_call(x, aten.cat) and len(joined(x)) > 2 and _alike(joined(x)):
+    parts = joined(x) if is_call(x, aten.cat) else []
+    if any(kind(p) is Kind.SLICE for p in parts) or (len(parts) > 2 and _alike(parts)):
         return None
     return total_of_parts(node)
 
