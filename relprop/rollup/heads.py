@@ -10,9 +10,9 @@ from torch import fx
 
 from relprop.operations import Kind, argument, is_call, kind, operand
 from relprop.operations.vocabulary import grouped_linear
-from relprop.rollup.sources import Sources, all_of
+from relprop.rollup.sources import Sources, all_of, weights_of
 from relprop.tracer.atoms import Axes, is_token, token_count
-from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.editing import val
 from relprop.tracer.order import Flow
 
 
@@ -95,16 +95,3 @@ class Heads:
             heads = list(map(self._at, pieces or above))
             self._known[node] = sum(heads) if pieces else max(heads, default=0)
         return self._known[node]
-
-
-def weights_of(layer: fx.Node) -> frozenset[fx.Node]:
-    """The parameter of which a layer's weight is a part, or those that it was joined of."""
-    weight = _root(operand(layer, 1))
-    joined = tensor_inputs(weight) if kind(weight) is Kind.JOIN else [weight]
-    return frozenset(map(_root, joined))
-
-
-def _root(weight: fx.Node) -> fx.Node:
-    while weight.op == "call_function" and len(tensor_inputs(weight)) == 1:
-        weight = tensor_inputs(weight)[0]
-    return weight

@@ -11,9 +11,9 @@ from torch import fx
 
 from relprop.operations import FILLS, MOVES, Kind, kind, operand
 from relprop.plan import Step
-from relprop.rollup.heads import Heads, lies_beside, weights_of
+from relprop.rollup.heads import Heads, lies_beside
 from relprop.rollup.present import Present
-from relprop.rollup.sources import Sources
+from relprop.rollup.sources import Sources, weights_of
 from relprop.rules.shares import Places, Weight
 from relprop.tracer.atoms import Axes, token_count
 from relprop.tracer.editing import tensor_inputs, val

@@ -9,10 +9,11 @@ from operator import or_
 
 from torch import fx
 
-from relprop.operations import Kind, is_call, kind
+from relprop.operations import Kind, is_call, kind, operand
 from relprop.operations.vocabulary import grouped_linear
 from relprop.plan import Step
 from relprop.rules.notes import ProductNote
+from relprop.tracer.editing import tensor_inputs
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Site
 
@@ -72,7 +73,8 @@ class Sources:
         for step in upwards:
             if step.node not in found:
                 found[step.node] = 0
-                apart = is_call(step.node, grouped_linear)  # heads, or modules, each by itself
+                # heads, each by itself; of modules it is the layer
+                apart = is_call(step.node, grouped_linear) and len(weights_of(step.node)) == 1
                 if kind(step.node) not in barred or apart:
                     for o, takes in zip(step.operands, self.taken[step.node], strict=True):
                         found[step.node] |= found.get(o, 0) if takes else 0
@@ -97,3 +99,16 @@ def bits_of(sets: int) -> Iterator[int]:
 def all_of(sets: Iterable[int]) -> int:
     """The sources of several sets."""
     return reduce(or_, sets, 0)
+
+
+def weights_of(layer: fx.Node) -> frozenset[fx.Node]:
+    """The parameter of which a layer's weight is a part, or those that it was joined of."""
+    weight = _root(operand(layer, 1))
+    joined = tensor_inputs(weight) if kind(weight) is Kind.JOIN else [weight]
+    return frozenset(map(_root, joined))
+
+
+def _root(weight: fx.Node) -> fx.Node:
+    while weight.op == "call_function" and len(tensor_inputs(weight)) == 1:
+        weight = tensor_inputs(weight)[0]
+    return weight

@@ -33,6 +33,11 @@ def gate_and_value(r, x):
     return r.sum(x, r.add("mul", value, r.act(gate)))
 
 
+def bare(r, x, heads):
+    """Attention without a projection of what comes."""
+    return r.use(r.map(r.linear(x), r.linear(x), heads), r.linear(x))
+
+
 def heads(*counts, beside="", one_weight=False):
     """Heads cut in pieces of so many."""
 
@@ -103,6 +108,19 @@ WORKED = {
     "heads 4 + 4": heads(4, 4),
     "heads 2 + 6, a convolution": heads(2, 6, beside="convolution"),
     "heads 1 + 1 + 2, one weight": heads(1, 1, 2, one_weight=True),
+    "heads 2 + 1 + 2, one weight": heads(2, 1, 2, beside="values", one_weight=True),
+    "modules side by side": (
+        lambda r, x: r.cat(x, r.attention(x), r.attention(x)),
+        lambda i, a, b: i + a + b,
+    ),
+    "heads side by side, and x": (
+        lambda r, x: r.cat(bare(r, x, 4), x, bare(r, x, 4)),
+        lambda i, a, b: i + (a + b) / 2,
+    ),
+    "heads 1 and 2 side by side, and x": (
+        lambda r, x: r.cat(bare(r, x, 1), x, bare(r, x, 2)),
+        lambda i, a, b: i + (a + 2 * b) / 3,
+    ),
     "patch merging": (
         lambda r, x: r.cat(
             r.move(y := attended(r, x), "slice", 0, 4, 2), r.move(y, "slice", 1, 4, 2)
