@@ -171,11 +171,13 @@ class ByHand:
         if use >= 0 or self.nodes[i].op != "cat":
             return share if self.source.get(use) == b else 1.0
         terms = self.nodes[i].of
+        before = self.dominators(self.recipe.of_kind("input"), list(terms))
         alone = [
             {
                 s
                 for s in self.bare(t)
-                if not any(s in self.stands[o] for k, o in enumerate(terms) if k != j)
+                if before < self.behind[s]  # not from before what all branch off from
+                and not any(s in self.stands[o] for k, o in enumerate(terms) if k != j)
             }
             for j, t in enumerate(terms)
         ]
