@@ -168,6 +168,35 @@ class Pieces(nn.Module):
         return x + made.out(torch.cat(parts, -1))
 
 
+class Gated(nn.Module):
+    """Two modules of one shape beside x, each by its own part of a gate, or laid side by side."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.enter, self.a, self.b = nn.Linear(3, WIDTH), Attention(), Attention()
+        self.gate, self.last, self.how = nn.Linear(WIDTH, 2), nn.Linear(3 * WIDTH, WIDTH), how
+
+    def forward(self, x):
+        x = self.enter(x)
+        return self.how(self, x, self.a(x), self.b(x), self.gate(x).sigmoid())
+
+
+MODULES = {
+    "gated": lambda m, x, a, b, g: x + g[..., :1] * a + g[..., 1:] * b,
+    "a mixture": lambda m, x, a, b, g: x + (torch.stack([a, b], -1) @ g[..., None]).squeeze(-1),
+    "their mean": lambda m, x, a, b, g: x + torch.stack([a, b]).mean(0),
+    "side by side": lambda m, x, a, b, g: m.last(torch.cat([x, a, b], -1)),
+    "side by side, after x": lambda m, x, a, b, g: x + m.last(torch.cat([a, b, a], -1)),
+}
+
+
+@pytest.mark.parametrize("how", MODULES)
+def test_modules_that_meet_count_whole(how):
+    model, x, _, (a, b) = written(Gated, MODULES[how])
+    i = np.eye(TOKENS)
+    agree(of_every_place(model, x, TOKENS), [(i + a.mean(1) + b.mean(1), i)])
+
+
 def written(made, *how):
     """A module by hand in double precision, inputs, and the means over heads of its maps."""
     torch.manual_seed(0)

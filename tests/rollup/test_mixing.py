@@ -567,3 +567,23 @@ def test_the_mean_that_asks_has_no_identity():
     """Only attention reads: with every M = 0 nothing arrives."""
     e = explained(Sequence(Layer(), pool=AttentionPool()), tokens())
     assert (e.identity == 0).all() and (e.scores @ MEAN > 0).all()
+
+
+@pytest.mark.parametrize(
+    "pool", [lambda y, g: (y * g).mean(1), lambda y, g: (y * g).flip(1).sum(1)]
+)
+def test_a_gate_summed_over_tokens_at_once_hands_out_by_the_size_of_its_terms(pool):
+    """Σ_i y_i g_i is a product over tokens, as linear attention is: |y_i g_i| / Σ_i |y_i g_i| of
+    each feature, the mean over features."""
+    gate, x, kept = nn.Linear(WIDTH, WIDTH).double(), tokens(), []
+    model = Sequence(Layer(), pool=lambda y: pool(y, gate(y).sigmoid()))
+    model.gate = gate
+    e = explained(model, x)
+    model.norm.register_forward_hook(lambda *call: kept.append(call[2]))
+    with torch.no_grad():
+        model(x)
+    sizes = (kept[0] * gate(kept[0]).sigmoid()).detach().abs()
+    shares = (sizes / sizes.sum(1, keepdim=True)).mean(-1)
+    (a,) = matrices(e)
+    agree(e.identity, shares)
+    agree(e.scores, (shares.unsqueeze(1) @ a.double()).squeeze(1))
