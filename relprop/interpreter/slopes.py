@@ -1,5 +1,5 @@
 """The program's gradients at the explained inputs against autograd's through the user's own model,
-for a batch of two, and what in a model makes them differ."""
+for two samples at most, and what in a model makes them differ."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from relprop.tracer.calls import Values
 from relprop.tracer.facts import is_batched
 from relprop.tracer.judge import difference, largest, tolerance
 from relprop.tracer.kernels import Formulas
+from relprop.tracer.lengths import Shapes, sizes_of
 from relprop.tracer.offloaded import is_offloaded
 from relprop.tracer.program import Program, is_floating
 from relprop.tracer.shadow import beside_others
@@ -45,7 +46,8 @@ class Slopes:
     """What came of the comparison. ``error``: the largest difference at ``worst``, relative to the
     largest gradient there, 0 where it is rounding; ``skipped``: why there was none; ``functions``:
     the classes with a backward of their own; ``cuts``: where gradients stop, or stop and are
-    followed here (``no_grad``); ``hooked``: the modules with backward hooks."""
+    followed here (``no_grad``); ``hooked``: the modules with backward hooks; ``sizes``: of the
+    inputs."""
 
     error: float = 0.0
     worst: str = ""
@@ -53,6 +55,7 @@ class Slopes:
     functions: tuple[str, ...] = ()
     cuts: tuple[str, ...] = ()
     hooked: tuple[str, ...] = ()
+    sizes: Shapes = ()
 
 
 def slopes(
@@ -65,7 +68,7 @@ def slopes(
         return Slopes(skipped="a backward pass of the model would hold all offloaded weights")
     if not nodes or not program.leaves:
         return Slopes(skipped="no floating output depends on an explained input")
-    some = inputs.select(0, 1) if program.input_specialised else _two(inputs)
+    some = inputs.select(0, 1 if program.input_specialised else min(inputs.batch, 2))
 
     def one_by_one() -> list[ModelGradients]:
         return [model_gradients(program, model, one, nodes, values) for one, values in alone]
@@ -105,7 +108,7 @@ def slopes(
     ):
         skipped = f"the last digits of {worst!r} move its gradient by {moved:.1e} of the largest"
         return Slopes(skipped=skipped, functions=functions, cuts=cuts)
-    return Slopes(off, worst, "", functions, cuts, _hooked(model))
+    return Slopes(off, worst, "", functions, cuts, _hooked(model), sizes_of(program))
 
 
 def _hooked(model: nn.Module) -> tuple[str, ...]:
@@ -115,16 +118,6 @@ def _hooked(model: nn.Module) -> tuple[str, ...]:
     named = model.named_modules()
     hooked = (n for n, m in named if m._backward_hooks or m._backward_pre_hooks)
     return tuple(name or "the model" for name in hooked)
-
-
-def _two(inputs: Inputs) -> Inputs:
-    """The first two samples, or the only one twice."""
-    if inputs.batch > 1:
-        return inputs.select(0, 2)
-    tensors = tuple(
-        torch.cat([t, t]) if b else t for t, b in zip(inputs.tensors, inputs.batched, strict=True)
-    )
-    return replace(inputs, tensors=tensors, batch=2)
 
 
 def _ours(

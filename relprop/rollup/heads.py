@@ -49,8 +49,9 @@ class Heads:
         count whole: as many as it has output weights. For what comes from an attention map before
         any layer."""
         count, own = len(weights_of(layer)), is_call(layer, grouped_linear)
-        whole = count > 1 and (own or argument(operand(layer, 1), "dim") in (1, -1))
-        if not whole or not self._comes_bare(operand(layer), bit):
+        x, alone = operand(layer), self.sources.of(operand(layer)) == bit  # its output projections
+        whole = count > 1 and (alone if own else argument(operand(layer, 1), "dim") in (1, -1))
+        if not whole or not self._comes_bare(x, bit):
             return 1.0
         left = [self.sources.sites[self.sources.roots(bit)[0]].attention]
         while left:  # the layers that make the map: it has the heads of as many modules

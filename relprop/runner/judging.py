@@ -24,6 +24,7 @@ from relprop.errors import (
 )
 from relprop.interpreter.points import Excerpt, Made
 from relprop.interpreter.slopes import Slopes, slopes
+from relprop.rules.ruleset import registered
 from relprop.runner.differences import (
     CHANGED,
     DRAW_ALIKE,
@@ -56,6 +57,7 @@ from relprop.tracer.judge import (
     rounding_decides,
     unsteady,
 )
+from relprop.tracer.lengths import sizes_of
 from relprop.tracer.program import Program
 from relprop.tracer.readout import Cuts, Head, taken, whole_cut
 from relprop.tracer.run import execute
@@ -190,7 +192,8 @@ class Judge:
         elif not found.error:
             followed = [c for c in found.cuts if c.startswith("no_grad")]
             more = f", {'; '.join(followed)} differentiated, too" if followed else ""
-            self._say(f"gradients equal to autograd's{more}")
+            other = "" if found.sizes == sizes_of(session.program) else " for other lengths"
+            self._say(f"gradients equal to autograd's{other}{more}")
         else:
             raise CaptureError(other_gradients(found))
 
@@ -351,6 +354,10 @@ def read_rightly(model: nn.Module, inputs: Inputs, call: Callable[[Inputs], T]) 
 
 
 def slopes_of(session: Session, part: Inputs, nodes: tuple[fx.Node, ...]) -> Slopes:
-    """How the program's gradients compare with the model's, worked out once per program."""
-    key = ("slopes", frozenset(nodes))
-    return session.kept(key, lambda: slopes(session.program, session.model, part, nodes))
+    """How the program's gradients compare with the model's: worked out once for all lengths, of one
+    sample, and once more of two when two are first given."""
+    program, kin = session.program, session.program.kin
+    ends = dict(zip(program.output_nodes, program.outputs.names, strict=True))
+    key = ("slopes", frozenset(ends[n] for n in nodes), registered())
+    samples = 2 if (*key, 2) in kin else min(part.batch, 2)
+    return kin.once((*key, samples), lambda: slopes(program, session.model, part, nodes))

@@ -66,7 +66,7 @@ def graph_at(first: Program, second: Program, sizes: Shapes) -> fx.Graph | None:
     """The graph of two programs of one model, for inputs of other ``sizes`` (of one sample, leading
     1); ``None`` where the two differ in more than numbers on a line."""
     try:
-        line = _Line.through(_sizes(first), _sizes(second), sizes)
+        line = _Line.through(sizes_of(first), sizes_of(second), sizes)
         _compare_constants(first.constants, second.constants)
         return _graph(first.graph, second.graph, line, sizes)
     except _OffLine:
@@ -77,6 +77,15 @@ def is_alike(program: Program, other: Program) -> bool:
     """Whether two programs of one graph's nodes have the same inputs explained and the same
     attention sites, node by node."""
     return _structure(program) == _structure(other)
+
+
+def has_same_calls(program: Program, other: Program) -> bool:
+    """Whether two programs make the same calls in the same order, whatever numbers these are
+    given."""
+    nodes = (p.graph.nodes for p in (program, other))
+    return is_alike(program, other) and all(
+        a.op == b.op and _same_target(a.target, b.target) for a, b in zip(*nodes, strict=True)
+    )
 
 
 def _structure(program: Program) -> tuple[object, ...]:
@@ -90,7 +99,8 @@ def _structure(program: Program) -> tuple[object, ...]:
     return len(number), leaves, sites, turned, [number[n] for n, _ in program.no_sites]
 
 
-def _sizes(program: Program) -> Shapes:
+def sizes_of(program: Program) -> Shapes:
+    """The shapes of a program's inputs, of one sample."""
     return tuple(map(shape, program.placeholders))
 
 

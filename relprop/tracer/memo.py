@@ -19,6 +19,10 @@ class Memo:
         self._known: dict[Hashable, object] = {}
         self._said: set[Hashable] = set()
 
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether something was worked out under a key."""
+        return key in self._known
+
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make`` gives, worked out at the first call with ``key``."""
         if key not in self._known:

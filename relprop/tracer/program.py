@@ -93,7 +93,8 @@ class Program:
     captured, where values are set in this one, which the model does not have. ``labels``: nodes by
     name, if anyone asked for names (``tracer.names``). ``axes``: what the axes of each tensor hold
     that depends on a leaf. ``memo``: what others worked out about this program; a variation of it
-    begins with a memo of its own.
+    begins with a memo of its own. ``kin``: what holds for all programs of a model that differ in
+    lengths, and for their variations.
     """
 
     graph: fx.Graph
@@ -115,6 +116,7 @@ class Program:
     inside: tuple[fx.Node, ...] = ()
     changed: Program | None = None
     labels: Mapping[str, fx.Node] = field(default_factory=dict)
+    kin: Memo = field(default_factory=Memo, repr=False)
     memo: Memo = field(init=False, default_factory=Memo, repr=False)
 
     @cached_property

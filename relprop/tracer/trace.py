@@ -20,7 +20,7 @@ from relprop.tracer.draws import is_random_call
 from relprop.tracer.facts import describe, facts_of
 from relprop.tracer.judge import model_run
 from relprop.tracer.leaves import hold_still
-from relprop.tracer.lengths import graph_at, is_alike
+from relprop.tracer.lengths import graph_at, has_same_calls, is_alike
 from relprop.tracer.offloaded import runs_on, tensor_of
 from relprop.tracer.passes import canonicalise
 from relprop.tracer.program import Program
@@ -101,6 +101,8 @@ def trace_program(
         if program is None:
             program = _traced(model, sample, token_inputs)
             if not program.input_specialised:
+                kin = next((p.kin for p in others if has_same_calls(p, program)), program.kin)
+                program = replace(program, kin=kin)
                 others.append(program)
         if not program.input_specialised or program.guards is not None:
             known.keep(key, program)
@@ -123,7 +125,7 @@ def _at_length(
         raw = Capture(graph, dict(first.constants), outputs, first.front_end, eager=eager)
         held = any(facts_of(p).live is False for p in first.placeholders)
         program = assemble(raw, sample.names, tuple(first.leaves) if held else token_inputs, model)
-        program = replace(program, constant_inputs=first.constant_inputs)
+        program = replace(program, constant_inputs=first.constant_inputs, kin=first.kin)
         if is_alike(program, first) and agrees(program, model, sample, eager):
             return program
     return None
