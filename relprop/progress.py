@@ -1,7 +1,8 @@
-"""What a long call is at, on standard error or below a notebook's cell: ``method 5 of 21: gae``.
-How long the rest may take is said only once something is done.
+"""What a long call is at, on standard error or below a notebook's cell: ``capturing the model``,
+``method 5 of 21: gae``. How long the rest may take is said only once something is done.
 
-What counts (``counting``, ``told``) does not know whether anybody looks; ``showing`` says so.
+What says so (``doing``, ``counting``, ``told``) does not know whether anybody looks; ``showing``
+decides it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib
 import io
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,14 +22,19 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
 T = TypeVar("T")
+#: After how many seconds it is shown what a call is at where nobody said whether.
+PATIENCE = 2.0
 #: The display of this call; ``None``: nobody looks.
 SHOWN: ContextVar[Progress | None] = ContextVar("SHOWN", default=None)
 
 
 @contextmanager
-def showing(wanted: bool) -> Iterator[None]:
-    """Show what is counted inside, if it is ``wanted`` and not shown already."""
-    if not wanted or SHOWN.get() is not None:
+def showing(wanted: bool | None) -> Iterator[None]:
+    """Show what is done inside, if it is ``wanted`` and not shown already; ``None``: in a terminal
+    or a notebook, from ``PATIENCE`` seconds on."""
+    cell = _cell()
+    looks = wanted is None and (cell is not None or sys.stderr.isatty())
+    if not (wanted or looks) or SHOWN.get() is not None:
         yield
         return
     from rich import progress
@@ -39,15 +46,27 @@ def showing(wanted: bool) -> Iterator[None]:
         progress.TimeElapsedColumn(),
         progress.TextColumn("{task.fields[left]}"),
     )
-    cell = _cell()
-    bar = progress.Progress(*columns, console=Console(stderr=True)) if cell is None else None
-    with bar or _below(cell, columns) as bar:
-        before = SHOWN.set(bar)
-        try:
-            yield
-        finally:
-            SHOWN.reset(before)
-            bar.refresh()
+    after = PATIENCE if looks else 0.0
+    if cell is None:
+        how = {"transient": looks, "redirect_stdout": not looks, "redirect_stderr": not looks}
+        bar = progress.Progress(*columns, console=Console(stderr=True), **how)  # type: ignore[arg-type]
+    else:
+        bar = _below(cell, columns, after)
+    timer = threading.Timer(after, bar.start)
+    timer.daemon = True
+    before = SHOWN.set(bar)
+    try:
+        if after:
+            timer.start()
+        else:
+            bar.start()
+        yield
+    finally:
+        SHOWN.reset(before)
+        timer.cancel()
+        if after:
+            timer.join()  # it may be starting the bar
+        bar.stop()
 
 
 def _cell() -> Any:
@@ -58,18 +77,22 @@ def _cell() -> Any:
     return importlib.import_module("IPython.display").display
 
 
-def _below(display: Any, columns: Sequence[ProgressColumn]) -> Progress:
-    """A bar whose refresh changes one output of a notebook's cell; Rich's own needs ipywidgets."""
+def _below(display: Any, columns: Sequence[ProgressColumn], after: float) -> Progress:
+    """A bar whose refresh changes one output of a notebook's cell, ``after`` some seconds; Rich's
+    own needs ipywidgets."""
     from rich.console import Console
     from rich.progress import Progress
 
     plain = partial(Console, force_jupyter=False, color_system=None, width=100)
+    begin = time.monotonic() + after
 
     class Below(Progress):
         output: Any = None
 
         def refresh(self) -> None:
             """Write the lines anew."""
+            if self.output is None and time.monotonic() < begin:
+                return
             lines = io.StringIO()
             plain(file=lines).print(self.get_renderable())
             shown = {"text/plain": lines.getvalue()}
@@ -82,6 +105,21 @@ def _below(display: Any, columns: Sequence[ProgressColumn]) -> Progress:
 
 
 @contextmanager
+def doing(what: str) -> Iterator[None]:
+    """Say what is done inside."""
+    bar = SHOWN.get()
+    if bar is None:
+        yield
+        return
+    task = bar.add_task(what, total=None, left="", count="")
+    bar.refresh()
+    try:
+        yield
+    finally:
+        bar.remove_task(task)
+
+
+@contextmanager
 def counting(what: str, count: int) -> Iterator[Callable[[str], None]]:
     """A function that says that the next of ``count`` begins, by its name; one alone is not
     counted."""
@@ -89,7 +127,8 @@ def counting(what: str, count: int) -> Iterator[Callable[[str], None]]:
     if bar is None or count < 2:
         yield lambda name: None
         return
-    within = any(not other.finished for other in bar.tasks)  # of something that is counted already
+    counted = (other for other in bar.tasks if other.total is not None)
+    within = any(not other.finished for other in counted)  # of something that is counted already
     task = bar.add_task(f"{what} 0 of {count}", total=count, left="", count="")
     began, done = time.monotonic(), -1
 

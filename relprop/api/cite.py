@@ -51,7 +51,7 @@ def cite(
     generate: Mapping[str, Any] | None = None,
     seed: int = 0,
     precision: str | torch.dtype | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     trust_remote_code: bool = False,
     memory: Memory = "auto",
     strict: bool = False,

@@ -40,7 +40,7 @@ def compare(
     precision: str | torch.dtype | None = None,
     on_unknown: str = "generic",
     keep: str | Iterable[str] = (),
-    progress: bool = False,
+    progress: bool | None = None,
     processor: Any = None,
     trust_remote_code: bool = False,
     verify: bool = True,

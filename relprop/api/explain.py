@@ -37,7 +37,7 @@ def explain(
     precision: str | torch.dtype | None = None,
     on_unknown: str = "generic",
     keep: str | Iterable[str] = (),
-    progress: bool = False,
+    progress: bool | None = None,
     processor: Any = None,
     trust_remote_code: bool = False,
     verify: bool = True,
@@ -83,8 +83,9 @@ def explain(
         on_unknown: ``"error"`` refuses an op without a rule, ``"generic"`` explains it by Eq. 2 and
             warns.
         keep: any of ``"blocks"``, ``"matrix"``, ``"input"``, ``"layers"``, kept on the result.
-        progress: show what it is at, on standard error or below a notebook's cell: which part of
-            ``batch_size``, which method, target or step.
+        progress: show what it is at, on standard error or below a notebook's cell: whether the
+            model is being captured or compared, which part of ``batch_size``, which method, target
+            or step. ``None``: in a terminal or a notebook, once a call has taken two seconds.
         processor: what reads ``inputs`` that are no tensors: a tokenizer for text, an image
             processor or transform for pictures, a feature extractor for sound, a processor of
             several with a dict of its arguments. With ready inputs, too, it tells words, special
@@ -154,7 +155,7 @@ def explain_many(
     precision: str | torch.dtype | None = None,
     on_unknown: str = "generic",
     keep: str | Iterable[str] = (),
-    progress: bool = False,
+    progress: bool | None = None,
     processor: Any = None,
     trust_remote_code: bool = False,
     verify: bool = True,

@@ -44,7 +44,7 @@ def explain_generation(
     precision: str | torch.dtype | None = None,
     on_unknown: str = "generic",
     keep: str | Iterable[str] = (),
-    progress: bool = False,
+    progress: bool | None = None,
     trust_remote_code: bool = False,
     memory: Memory = "auto",
     strict: bool = False,

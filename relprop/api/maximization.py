@@ -62,7 +62,7 @@ def activation_maximization(
     seed: int = 0,
     bounds: tuple[float, float] | None = None,
     precision: str | torch.dtype | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
     strict: bool = False,
 ) -> Maximization:
     """An image that a unit of the model answers to most, by gradient ascent.

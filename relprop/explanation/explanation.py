@@ -276,7 +276,7 @@ class Explanation(OneInput):
         title: str | None = None,
         code: str | None = None,
         megabytes: float = 5.0,
-        progress: bool = False,
+        progress: bool | None = None,
     ) -> Path:
         """Write one HTML file to look into this explanation with, without any network: see
         ``relprop.report``. Needs ``relprop[report]``."""

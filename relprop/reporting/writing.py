@@ -38,7 +38,7 @@ def report(
     title: str | None = None,
     code: str | None = None,
     megabytes: float = 5.0,
-    progress: bool = False,
+    progress: bool | None = None,
     strict: bool = False,
 ) -> Path:
     """Write one HTML file to look into explanations with: hover a token and see its row of C, any

@@ -20,7 +20,7 @@ from relprop.errors import (
     out_of_memory,
 )
 from relprop.explanation import Explanation
-from relprop.progress import counting
+from relprop.progress import counting, doing
 from relprop.rules import RuleSet
 from relprop.runner.answer import answer
 from relprop.runner.method import without_start
@@ -80,7 +80,8 @@ def _answers_of(
     if len(targets) > FEW:
         needs = {i: replace(n, backward=n.backward.keeping_chunks()) for i, n in needs.items()}
     asked = list(needs.values())
-    done = run(asked, part)
+    with doing("one forward pass of its graph"):
+        done = run(asked, part)
     refuse = compare(done)
     done.may_differentiate = refuse if done.forms is PLAIN else lambda: None
     whole = [n for n in asked if n.differentiates and not n.backward.segments]
@@ -102,7 +103,8 @@ def _answers_of(
             with refusal(number, refused):
                 if needs[number].differentiates and done.forms is PLAIN:
                     refuse_flat(needs[number].session, done, start, gradients)
-                row[number] = answer(needs[number], done, target, start, gradients)
+                with doing("relevance, or what else the method asks"):
+                    row[number] = answer(needs[number], done, target, start, gradients)
             key = walk_key(needs[number])
             left[key] -= 1
             if not left[key]:  # what questions share is let go with the last of them

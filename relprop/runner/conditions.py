@@ -22,7 +22,7 @@ class Conditions:
     explain_inputs: Sequence[str | int] | str | None = None
     precision: str | torch.dtype | None = None
     on_unknown: str = "generic"
-    progress: bool = False
+    progress: bool | None = None
     processor: object = None
     trust_remote_code: bool = False
     verify: bool = True
@@ -31,5 +31,6 @@ class Conditions:
 
     def __post_init__(self) -> None:
         for name in ("progress", "trust_remote_code", "verify", "keep_pictures"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise OptionError(f"{name}={value!r}: True or False")
+            value, automatic = getattr(self, name), name == "progress"
+            if not isinstance(value, bool) and not (automatic and value is None):
+                raise OptionError(f"{name}={value!r}: True or False{', or None' * automatic}")

@@ -24,6 +24,7 @@ from relprop.errors import (
 )
 from relprop.interpreter.points import Excerpt, Made
 from relprop.interpreter.slopes import Slopes, slopes
+from relprop.progress import doing
 from relprop.rules.ruleset import registered
 from relprop.runner.differences import (
     CHANGED,
@@ -130,7 +131,8 @@ class Judge:
         if not self.verify:
             return
         self._heads = heads
-        self._outputs, self._kept = self._run(inputs)
+        with doing("running the model"):
+            self._outputs, self._kept = self._run(inputs)
         self._inputs = inputs
 
     def _run(self, inputs: Inputs) -> tuple[list[Tensor], Cuts]:
@@ -186,7 +188,8 @@ class Judge:
         """Refuse a program whose gradients are not those of autograd through the model."""
         if not self.verify:
             return
-        found = slopes_of(session, heard.part, tuple(heard.cuts))
+        with doing("comparing its gradients with the model's (once)"):
+            found = slopes_of(session, heard.part, tuple(heard.cuts))
         if found.skipped:
             self._say(f"gradients not compared: {found.skipped}")
         elif not found.error:

@@ -13,6 +13,7 @@ from itertools import combinations
 from torch import nn
 
 from relprop.errors import InputError
+from relprop.progress import doing
 from relprop.tracer.assemble import assemble, without_tokens
 from relprop.tracer.binding import Inputs
 from relprop.tracer.capture import Capture, capture
@@ -133,7 +134,16 @@ def _at_length(
 
 def _traced(model: nn.Module, sample: Inputs, token_inputs: tuple[str, ...] | None) -> Program:
     """The model's program for one sample, checked against the model."""
-    raw = _captured(model, sample)
+    with doing("capturing the model (once)"):
+        raw = _captured(model, sample)
+    with doing("reading its graph (once)"):
+        return _program_of(model, sample, token_inputs, raw)
+
+
+def _program_of(
+    model: nn.Module, sample: Inputs, token_inputs: tuple[str, ...] | None, raw: Capture
+) -> Program:
+    """The program of what was captured."""
     device = runs_on(model, sample.tensors[0])
     random_calls = tuple(describe(n) for n in raw.graph.nodes if is_random_call(n))
     places = {f"model.{k}": tensor_of(model, k) for k, t in model.named_buffers() if is_places(t)}

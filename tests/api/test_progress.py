@@ -9,6 +9,7 @@ import torch
 from rich.progress import Progress
 
 import relprop
+from relprop import progress
 from relprop.commands.steps import Steps
 from relprop.demo.model import digit_scene_model
 from relprop.progress import SHOWN, counting
@@ -131,11 +132,47 @@ def test_below_a_notebooks_cell_one_output_changes(monkeypatch, capsys):
     kernel = SimpleNamespace(kernel=object())
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel))
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
-    relprop.explain(digit_scene_model(), IMAGES, 3, progress=True)
-    assert not shown, "one part alone is not counted"
+    relprop.explain(digit_scene_model(), IMAGES, 3, batch_size=1)
+    assert not shown, "a call of less than two seconds"
     relprop.explain(digit_scene_model(), IMAGES, 3, batch_size=1, progress=True)
     assert shown[0].startswith("explaining: part 0 of 3") and "part 3 of 3" in shown[-1]
     assert "\x1b" not in "".join(shown) and "".join(capsys.readouterr()) == ""
+
+
+STAGES = (
+    "capturing the model",
+    "reading its graph",
+    "running the model",
+    "one forward pass",
+    "gradients with the model's",
+    "relevance",
+)
+
+
+@pytest.mark.parametrize("patience", [0.01, 60.0])
+def test_a_terminal_shows_what_a_first_call_is_at_after_some_seconds(monkeypatch, patience):
+    """Nobody asked, and nobody refused; what was shown is wiped off again."""
+    stages, add = [], Progress.add_task
+
+    def added(self, what, **fields):
+        stages.append(what)
+        return add(self, what, **fields)
+
+    monkeypatch.setattr(Progress, "add_task", added)
+    monkeypatch.setattr(progress, "PATIENCE", patience)
+    monkeypatch.setattr(sys, "stderr", screen := Terminal())
+    relprop.explain(digit_scene_model(), IMAGES[:1], 3)
+    assert [s for s in STAGES if not any(s in stage for stage in stages)] == []
+    assert ("explaining: " in screen.getvalue()) == (patience < 1)
+    assert sys.stderr is screen and SHOWN.get() is None
+    before = screen.getvalue()
+    relprop.explain(digit_scene_model(), IMAGES[:1], 3, progress=False)
+    assert screen.getvalue() == before
+
+
+def test_progress_is_true_false_or_none():
+    with pytest.raises(relprop.errors.OptionError, match="progress=1: True or False, or None"):
+        relprop.explain(digit_scene_model(), IMAGES[:1], 3, progress=1)
 
 
 def test_reports_steps_of_an_ascent_and_trials_of_a_search(said, tmp_path):
