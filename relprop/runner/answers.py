@@ -80,7 +80,7 @@ def _answers_of(
     if len(targets) > FEW:
         needs = {i: replace(n, backward=n.backward.keeping_chunks()) for i, n in needs.items()}
     asked = list(needs.values())
-    with doing("one forward pass of its graph"):
+    with doing("running its graph"):
         done = run(asked, part)
     refuse = compare(done)
     done.may_differentiate = refuse if done.forms is PLAIN else lambda: None
@@ -103,7 +103,7 @@ def _answers_of(
             with refusal(number, refused):
                 if needs[number].differentiates and done.forms is PLAIN:
                     refuse_flat(needs[number].session, done, start, gradients)
-                with doing("relevance, or what else the method asks"):
+                with doing("computing the scores"):
                     row[number] = answer(needs[number], done, target, start, gradients)
             key = walk_key(needs[number])
             left[key] -= 1

@@ -44,6 +44,7 @@ from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.offloaded import runs_on
 from relprop.tracer.readout import Head, heads_of
 from relprop.tracer.surroundings import same_chance, undisturbed
+from relprop.tracer.trace import RETURNED
 
 #: An explanation per question (``None``: refused), for each target.
 Rows = list[list[Explanation | None]]
@@ -139,8 +140,12 @@ class Asking:
     def _sessions(self, inputs: Inputs) -> list[Session]:
         """The captured model under the rules of each question."""
         rules = [q.rule_set for q in self.questions]
-        with same_chance(self.model):
-            first = open_session(self.model, inputs, rules[0], self.how)
+        wanted = RETURNED.set(self.judge.returned)
+        try:
+            with same_chance(self.model):
+                first = open_session(self.model, inputs, rules[0], self.how)
+        finally:
+            RETURNED.reset(wanted)
         first = first.reading([cut(0, self.whole.batch) for cut in self.targets], inputs)
         return [first.under(r) for r in rules]
 

@@ -115,6 +115,8 @@ class Judge:
         self._kept: Cuts = {}
         self._said: dict[str, str] = {}
         self.to_tell: list[RelpropWarning] = []
+        #: What the model returned already within this call, and of which sample each.
+        self.returned: list[tuple[Inputs, list[Tensor]]] = []
 
     @property
     def said(self) -> str:
@@ -137,6 +139,10 @@ class Judge:
 
     def _run(self, inputs: Inputs) -> tuple[list[Tensor], Cuts]:
         """What the model returns, and the outputs of which not all is there."""
+        returned, self.returned[:] = list(self.returned), []
+        for sample, outputs in returned:
+            if inputs.is_same(sample):
+                return outputs, {}
         if self._heads:
             with contextlib.suppress(InputError):
                 return outputs_of_few(self.model, inputs, self._heads)
@@ -335,6 +341,7 @@ def judged(model: nn.Module, inputs: Inputs, verify: bool, call: Callable[[Input
             if anew:
                 raise stale.reason from None
             forget(model)
+            judge.returned.clear()
             anew = True
         except InputError:
             if not (names := judge.other_reading()):

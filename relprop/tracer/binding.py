@@ -52,6 +52,14 @@ class Inputs:
             for t, b in zip(self.tensors, self.batched, strict=True)
         )
 
+    def is_same(self, other: Inputs) -> bool:
+        """Whether two calls are given the same."""
+        return (
+            self.signature == other.signature
+            and not (self.moved or other.moved)
+            and all(torch.equal(a, b) for a, b in zip(self.tensors, other.tensors, strict=True))
+        )
+
     @property
     def could_be_shared(self) -> bool:
         """Whether an input has no entry per sample, or as many entries as samples along a second

@@ -7,10 +7,11 @@ import contextlib
 import weakref
 from collections import deque
 from collections.abc import Hashable, Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
-from torch import nn
+from torch import Tensor, nn
 
 from relprop.errors import InputError
 from relprop.progress import doing
@@ -69,6 +70,10 @@ class _Known:
         return self.captured.setdefault(family, deque(maxlen=_LAST))
 
 
+#: What the model returned where programs were made within a call, and of which sample each.
+RETURNED: ContextVar[list[tuple[Inputs, list[Tensor]]] | None] = ContextVar(
+    "RETURNED", default=None
+)
 _cache: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
 
 
@@ -128,6 +133,7 @@ def _at_length(
         program = assemble(raw, sample.names, tuple(first.leaves) if held else token_inputs, model)
         program = replace(program, constant_inputs=first.constant_inputs, kin=first.kin)
         if is_alike(program, first) and agrees(program, model, sample, eager):
+            _returned(program, sample, eager)
             return program
     return None
 
@@ -137,7 +143,15 @@ def _traced(model: nn.Module, sample: Inputs, token_inputs: tuple[str, ...] | No
     with doing("capturing the model (once)"):
         raw = _captured(model, sample)
     with doing("reading its graph (once)"):
-        return _program_of(model, sample, token_inputs, raw)
+        program = _program_of(model, sample, token_inputs, raw)
+    _returned(program, sample, raw.eager)
+    return program
+
+
+def _returned(program: Program, sample: Inputs, outputs: list[Tensor]) -> None:
+    """Write down what the model returned for a sample, if anybody wants to know."""
+    if (wanted := RETURNED.get()) is not None and not program.draws:
+        wanted.append((sample, outputs))
 
 
 def _program_of(

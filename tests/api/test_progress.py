@@ -143,9 +143,9 @@ STAGES = (
     "capturing the model",
     "reading its graph",
     "running the model",
-    "one forward pass",
+    "running its graph",
     "gradients with the model's",
-    "relevance",
+    "computing the scores",
 )
 
 
