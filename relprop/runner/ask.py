@@ -209,7 +209,8 @@ class Asking:
             return found
 
         try:
-            found = answers(needs, part, targets, compare, self.refused)
+            leaves = self.judge.leaves_to_watch(sessions[0], heard)
+            found = answers(needs, part, targets, compare, self.refused, leaves)
         except Undefined:
             for i, n in needs.items():
                 question = (
