@@ -3,13 +3,13 @@ precision: what they are is asked of what comes out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Value, function_of
+from relprop.operations import Value, function_of, kind
 from relprop.tracer.calls import Values
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import aten, emit, is_float, shape_of, swap, val
@@ -55,6 +55,18 @@ class Piece:
                     known.pop(read, None)
         made: Tensor = known[self.output]
         return made
+
+    @property
+    def form(self) -> Hashable:
+        """What two parts share that compute the same: calls, numbers, shapes, and what they read
+        from outside."""
+        number = {n: f"%{i}" for i, n in enumerate((*self.sources, *self.nodes))}
+        given = [
+            fx.node.map_arg((n.args, n.kwargs), lambda m: number.get(m, m.name)) for n in self.nodes
+        ]
+        ends = (*self.sources, self.output)
+        kinds = [(kind(n), val(n).dtype, shape_of(n)) for n in ends]
+        return tuple(n.target for n in self.nodes), repr((given, kinds))
 
     @property
     def source(self) -> fx.Node:
@@ -122,16 +134,21 @@ Recogniser = Callable[[Piece], "fx.Node | None"]
 def raise_parts(
     nodes: Sequence[fx.Node], tried: Callable[[fx.Node], Iterator[tuple[Piece, Recogniser]]]
 ) -> None:
-    """For every output, from the last: what the first recogniser that succeeds puts there."""
-    done: set[fx.Node] = set()
+    """For every output, from the last: what the first recogniser that succeeds puts there. What a
+    recogniser made nothing of in one block is not tried again in the next."""
+    done, failed = set[fx.Node](), set[Hashable]()
     for output in reversed(nodes):
         if output in done or not is_float(output) or not output.users:
             continue
         for part, recognise in tried(output):
+            if (key := (recognise, part.form)) in failed:
+                continue
             try:
                 new = recognise(part)
             except (RuntimeError, TypeError, ValueError, IndexError):
-                continue
+                new = None
+            if new is None:
+                failed.add(key)
             if new is not None:
                 if val(new).dtype != val(output).dtype:
                     new = emit(output, aten._to_copy.default, new, dtype=val(output).dtype)
