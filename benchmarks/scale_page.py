@@ -238,7 +238,7 @@ def _not_measured() -> str:
 - Batches of more than one input, half precision, and inputs that are padded.
 - LXT, the published package of `attnlrp`: it needs an older transformers than is installed here. Of
   peers only Captum's `InputXGradient` is measured, as `{CAPTUM}`, and only if it is installed.
-- The first call, with the capture of the model."""
+- The first call, with the capture of the model: `python benchmarks/cold.py` does (docs/faq.md)."""
 
 
 def _memory() -> str:

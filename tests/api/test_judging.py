@@ -452,6 +452,70 @@ def test_a_backward_that_refuses_is_named_by_check():
     assert report.ok and "Training" in report.functions[0]
 
 
+def counted(monkeypatch):
+    """How many backward passes through the user's model were made to compare gradients."""
+    from relprop.interpreter import slopes
+
+    made, right = [], slopes.model_gradients
+
+    def counting(*args):
+        made.append(args)
+        return right(*args)
+
+    monkeypatch.setattr(slopes, "model_gradients", counting)
+    return made
+
+
+@pytest.mark.parametrize("method", ["transformer_attribution", "gradient_x_input"])
+def test_gradients_are_compared_once_for_texts_of_all_lengths(method, monkeypatch):
+    """Of one text the answer's own gradient is compared, whatever is asked; where two come first,
+    two once more."""
+    made, model = counted(monkeypatch), tiny_llama()
+    said = []
+    for length in (9, 7, 8, 5):
+        text = {"input_ids": torch.randint(3, 50, (1, length))}
+        said.append(relprop.explain(model, text, (-1, 7), method=method).facts["compared"])
+    assert len(made) == 1
+    assert said[0].endswith("; gradients equal to autograd's")
+    assert all(s.endswith("; gradients equal to autograd's for other lengths") for s in said[1:])
+    two = {"input_ids": torch.randint(3, 50, (2, 6))}
+    for _ in range(2):
+        relprop.explain(model, two, (-1, 7), method=method)
+    assert len(made) == 3
+    relprop.explain(tiny_llama(), text, (-1, 7), method="rollout")
+    assert len(made) == 3
+
+
+def test_the_gradient_of_what_a_callable_makes_of_the_output_serves_too(monkeypatch):
+    model, x = build().eval(), sample()[:1]
+    made = counted(monkeypatch)
+    flat = relprop.explain(model, x, lambda out: out[0].softmax(-1)[1] + out[0, 2]).facts
+    assert "gradients equal to autograd's" in flat["compared"] and len(made) == 1
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_backward_of_its_own_is_refused_for_one_sample_too(count):
+    model = Written(lambda m, x: m.inner(x + Through.apply(x)))
+    for method in ("transformer_attribution", "gae", "gradient_x_input"):
+        with pytest.raises(CaptureError, match=r"backward functions of its own \(.*Through\)"):
+            relprop.explain(model, sample()[:count], 1, method=method)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_gradient_that_is_off_by_a_thousandth_is_refused(count, monkeypatch):
+    from relprop.interpreter.forward import Forward
+
+    right = Forward.gradients
+
+    def off(self, scalars, nodes, *, again):
+        found = right(self, scalars, nodes, again=again)
+        return {n: g * (1 + 1e-3 * (g > g.mean())) for n, g in found.items()}
+
+    monkeypatch.setattr(Forward, "gradients", off)
+    with pytest.raises(CaptureError, match="is not autograd's: off by"):
+        relprop.explain(build().double(), sample()[:count].double(), 1)
+
+
 def test_a_wrong_derivative_is_refused(monkeypatch):
     """A graph with the right values and wrong gradients of a batch, as PyTorch's ``vmap`` rule of
     ``select_scatter`` once gave."""
