@@ -9,13 +9,15 @@ from relprop.commands.steps import Steps
 from relprop.commands.telling import WrongUsage, tell, tell_json
 from relprop.commands.writing import check_outs, write
 
+ENDINGS = (".safetensors", ".pt2")
+
 
 def compile_model(asked: Asked, answer: Answer, *, ahead_of_time: bool) -> None:
     """Make a flat program of the model for inputs like the one given, and write it. Raises
     ``RelpropError``."""
     if len(answer.outs) != 1:
         raise WrongUsage("compile writes one file: --out explainer.pt2")
-    check_outs(answer.outs, (".pt2",), force=answer.force)
+    check_outs(answer.outs, ENDINGS, force=answer.force)
     with Steps(4) as steps:
         steps.next("loading PyTorch, reading the input")
         method, options = method_of(answer.methods, answer.rules)
@@ -37,7 +39,7 @@ def compile_model(asked: Asked, answer: Answer, *, ahead_of_time: bool) -> None:
             processor=subject.processor,
             **options,
         )
-        writers = {".pt2": lambda path: made.save(path, ahead_of_time=ahead_of_time)}
+        writers = dict.fromkeys(ENDINGS, lambda path: made.save(path, ahead_of_time=ahead_of_time))
         write(answer.outs, writers, steps)
     (out,) = answer.outs
     if answer.json_output:

@@ -101,7 +101,8 @@ ComparisonOut = Annotated[
     typer.Option(help="x.png (the maps side by side), x.html or x.json. May be repeated."),
 ]
 CompiledOut = Annotated[
-    Path | None, typer.Option("--out", "-o", help="x.pt2, which relprop.load_explainer reads.")
+    Path | None,
+    typer.Option("--out", "-o", help="x.safetensors or x.pt2, which relprop.load_explainer reads."),
 ]
 AheadOfTime = Annotated[
     bool,

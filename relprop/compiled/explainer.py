@@ -192,20 +192,22 @@ class Explainer:
         return found
 
     def save(self, path: str | Path, *, ahead_of_time: bool = False) -> Path:
-        """Write the program, with the weights as they are now, to one file that PyTorch runs
-        without this package; ``relprop.load_explainer`` reads it back as an explainer.
+        """Write the program, with the weights as they are now, to one file, which
+        ``relprop.load_explainer`` reads back as an explainer.
 
         Args:
-            path: ``x.pt2``. ``torch.export.load(path).module()`` takes the inputs' tensors and the
-                index of what is explained, (batch,), -1 for the prediction, and gives tensors by
-                name; how they are to be read stands as ``relprop.json`` in the file
-                (docs/compile.md).
+            path: ``x.safetensors``, which is read in a second, or ``x.pt2``, which PyTorch runs
+                without this package, and reads for as long as it takes to make.
+                ``torch.export.load(path).module()`` takes the inputs' tensors and the index of what
+                is explained, (batch,), -1 for the prediction, and gives tensors by name; how they
+                are to be read stands as ``relprop.json`` in the file (docs/compile.md).
             ahead_of_time: compile it to machine code, by a C++ compiler that must be there;
                 ``torch._inductor.aoti_load_package(path)`` loads that.
 
         Raises:
-            OptionError: for an explainer that was itself loaded: its file can be copied; and
-                ``ahead_of_time`` without a C++ compiler.
+            OptionError: for an explainer that was itself loaded: its file can be copied;
+                ``ahead_of_time`` without a C++ compiler or for a file that is no ``.pt2``; and a
+                ``.safetensors`` file of a program with operators that are not PyTorch's.
         """
         from relprop.compiled.live import Live
         from relprop.compiled.saving import save

@@ -25,6 +25,7 @@ def call_functions(module: fx.GraphModule, example: Sequence[Tensor]) -> None:
     with torch.no_grad():
         trying.run(*example)
     for node, function in trying.found.items():
+        node.meta["operator"] = node.target  # by whose name it is saved
         node.target = function
     module.recompile()
 

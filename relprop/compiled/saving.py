@@ -1,5 +1,5 @@
-"""Explainers on disk: a program that PyTorch itself reads and runs, with everything that is not a
-tensor as JSON beside it."""
+"""Explainers on disk: a program that PyTorch itself reads and runs, or a list of its calls that is
+read at once, with everything that is not a tensor as JSON beside it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._inductor.exc import InvalidCxxCompiler
 from torch.export import Dim, ExportedProgram
 
+from relprop.compiled import plain
 from relprop.compiled.books import Books
 from relprop.compiled.explainer import Explainer, Manual, Runs, Shape, without_autograd
 from relprop.compiled.head import Head
@@ -37,6 +38,12 @@ def save(manual: Manual, live: Live, path: str | Path, *, ahead_of_time: bool) -
     processor = getattr(live.given, "tokenizer", None) or live.processor
     remembered = Remembered.of(live.adapter, live.model, processor)
     text = json.dumps(_header(manual, remembered))
+    if Path(path).suffix == plain.ENDING:
+        if ahead_of_time:
+            raise OptionError("ahead_of_time=True writes machine code: save it as x.pt2")
+        with written(path, "the explainer") as beside:
+            plain.write(live.module, text, beside)
+        return Path(path)
     batch = Dim("batch", min=1)
     shapes = tuple({0: batch} if batched else None for _, batched in live.example)
     given = tuple(t for t, _ in live.example)
@@ -79,6 +86,9 @@ def read(path: str | Path, processor: object = None) -> Explainer:
 def _loaded(path: Path) -> tuple[Runs, str]:
     if not path.is_file():
         raise InputError("it is no file")
+    if path.suffix == plain.ENDING:
+        module, text = plain.read(path)
+        return without_autograd(module), text
     try:
         with ZipFile(path) as file:
             compiled = any(COMPILED in name for name in file.namelist())

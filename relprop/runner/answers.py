@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from torch import fx
+from torch import Tensor, fx
 
 from relprop.door import answered
 from relprop.errors import (
@@ -101,12 +101,13 @@ def _answers_of(
             one = asked[0]
             scalars = done.explained(one.session, one.question, next(iter(starts.values())))
             again = i + 1 < len(targets)
-            wanted = dict.fromkeys((*watched, *leaves))
-            gradients = done.forward.gradients(scalars, wanted, again=again)
             if leaves and isinstance(refuse, GradientsLeft):
-                start = next(iter(starts.values()))
-                refuse.with_those_of(start, gradients, done.detached())
-                gradients, leaves = {n: gradients[n] for n in watched if n in gradients}, ()
+                own = _gradients_at(done, scalars, (*watched, *leaves))
+                refuse.with_those_of(next(iter(starts.values())), own, done.detached())
+                gradients = {n: own[n] for n in watched if n in own}
+                leaves = ()
+            if not gradients:
+                gradients = done.forward.gradients(scalars, watched, again=again)
         row, left = dict[int, Explanation](), Counter(walk_key(needs[k]) for k in starts)
         done.last = i + 1 == len(targets) and len(needs) == 1
         for number, start in starts.items():
@@ -122,6 +123,14 @@ def _answers_of(
                 start.memo.forget(key)
         rows.append(row)
     return rows
+
+
+def _gradients_at(done: Run, scalars: Tensor, nodes: Sequence[fx.Node]) -> Gradients:
+    """The gradients at some nodes, of a graph that is kept; none where an operator on the way has
+    none, which may lie before all that the answer reads."""
+    with suppress(RelpropError):
+        return done.forward.gradients(scalars, nodes, again=True)
+    return {}
 
 
 #: What a target is to each question, by number.

@@ -108,10 +108,10 @@ class GradientsLeft:
         self, start: Start, gradients: Mapping[fx.Node, Tensor], values: Mapping[fx.Node, Tensor]
     ) -> None:
         """The same where the answer took the gradients of a target at the explained inputs,
-        ``values``, already: if these are the model's, no others are taken."""
+        ``values``, already, if it could: if these are the model's, no others are taken."""
         session, program = self.session, self.session.program
         key = key_of(session, tuple(self.heard.cuts), 1)
-        if self.left and start.again is not None and key not in program.kin:
+        if self.left and gradients and start.again is not None and key not in program.kin:
             mine, at = (
                 {n: v[leaf] for n, leaf in program.leaves.items()} for v in (gradients, values)
             )

@@ -250,7 +250,7 @@ class Count(TorchDispatchMode):
 )
 def test_a_batch_is_one_vmapped_pass_not_a_loop(recipe):
     model, keep, counts = build(recipe), ("blocks", "matrix", "input"), {}
-    relprop.explain(model, sample(recipe, 1), 0, keep=keep)
+    relprop.explain(model, sample(recipe, 2), 0, keep=keep)  # of which gradients are compared
     for n in (2, 3, 6):  # one sample alone runs without vmap
         with Count() as count:
             relprop.explain(model, sample(recipe, n), 0, keep=keep)
