@@ -38,7 +38,7 @@ def test_the_file_explains_other_texts_of_that_length(relprop_says, tmp_path):
 def test_what_is_refused(relprop_says, tmp_path, monkeypatch):
     for wrong, fact in (
         ((), "compile writes one file"),
-        (("--out", tmp_path / "x.zip"), "the ending says what is written: .pt2"),
+        (("--out", tmp_path / "x.zip"), "the ending says what is written: .safetensors, .pt2"),
     ):
         said = relprop_says(*COMMAND, *wrong)
         assert said.code == 2 and fact in said.err

@@ -32,7 +32,7 @@ def test_the_commands_print_what_the_page_says(tmp_path, monkeypatch):
         "maps.png",
         "maps.safetensors",
         "compared.png",
-        "digits.pt2",
+        "digits.safetensors",
     }
 
 

@@ -16,6 +16,7 @@ from relprop.runner.method import Method
 from relprop.targets import output, token
 from relprop.tracer import chunked
 from tests.common.models import build, closeness, sample
+from tests.targets.models import gpt2
 
 METHOD = "attention_times_grad"  # a small program, for tests that are not about the method
 
@@ -565,9 +566,13 @@ BARE = """
 """
 
 
-def test_one_gradient_is_saved(bert, tmp_path):
+ENDINGS = pytest.mark.parametrize("ending", [".pt2", ".safetensors"])
+
+
+@ENDINGS
+def test_one_gradient_is_saved(bert, tmp_path, ending):
     how = {"method": "attnlrp"}
-    path = relprop.compile(bert, texts([9, 9]), verify=False, **how).save(tmp_path / "x.pt2")
+    path = relprop.compile(bert, texts([9, 9]), verify=False, **how).save(tmp_path / f"x{ending}")
     inputs = texts([9, 3, 1, 6])
     close(relprop.load_explainer(path)(inputs, 1), relprop.explain(bert, inputs, 1, **how))
 
@@ -595,9 +600,10 @@ def test_a_saved_program_runs_with_torch_alone(bert, tmp_path):
     assert path == tmp_path / "x.pt2"
 
 
+@ENDINGS
 @pytest.mark.parametrize("batch", [1, 4])
-def test_a_loaded_explainer_knows_what_the_model_knew(bert, tmp_path, batch):
-    path = relprop.compile(bert, texts([9, 9]), ledger=True).save(tmp_path / "x.pt2")
+def test_a_loaded_explainer_knows_what_the_model_knew(bert, tmp_path, batch, ending):
+    path = relprop.compile(bert, texts([9, 9]), ledger=True).save(tmp_path / f"x{ending}")
     loaded, inputs = relprop.load_explainer(path), texts([9, 3, 1, 6][-batch:])
     for target in (None, 2, "LABEL_1"):
         flat, own = loaded(inputs, target), relprop.explain(bert, inputs, target)
@@ -610,12 +616,13 @@ def test_a_loaded_explainer_knows_what_the_model_knew(bert, tmp_path, batch):
         loaded.save(tmp_path / "y.pt2")
 
 
-def test_grids_and_what_is_kept_come_back(tmp_path):
+@ENDINGS
+def test_grids_and_what_is_kept_come_back(tmp_path, ending):
     from relprop.demo.model import digit_scene_model
 
     model, inputs = digit_scene_model().double(), torch.rand(2, 1, 32, 32).double()
     path = relprop.compile(model, inputs, method="raw_attention", keep="blocks").save(
-        tmp_path / "x.pt2"
+        tmp_path / f"x{ending}"
     )
     flat = relprop.load_explainer(path)(inputs, 3)
     own = relprop.explain(model, inputs, 3, method="raw_attention", keep="blocks")
@@ -633,9 +640,41 @@ def test_other_files_are_refused(tmp_path):
         file.writestr("x", "y")
     linear = torch.export.export(nn.Linear(2, 2), (torch.rand(1, 2),))
     torch.export.save(linear, tmp_path / "c.pt2")
-    for name in ("a.pt2", "b.pt2", "c.pt2", "missing.pt2"):
+    (tmp_path / "d.safetensors").write_bytes(b"no header")
+    relprop.explain(build(), sample(), 1).save(tmp_path / "e.safetensors")
+    names = ("a.pt2", "b.pt2", "c.pt2", "missing.pt2", "d.safetensors", "e.safetensors")
+    for name in (*names, "missing.safetensors"):
         with pytest.raises(relprop.errors.InputError, match="cannot be read as a saved explainer"):
             relprop.load_explainer(tmp_path / name)
+
+
+def test_a_list_of_calls_names_pytorchs_operators_alone(model, tmp_path):
+    """What stands in a file decides which operators run: none but those that come with PyTorch."""
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    inputs = sample(batch=2)
+    explainer = relprop.compile(model, inputs, method=METHOD)
+    path = explainer.save(tmp_path / "x.safetensors")
+    assert torch.equal(relprop.load_explainer(path)(inputs, 1).scores, explainer(inputs, 1).scores)
+    with safe_open(path, "pt") as file:
+        about = file.metadata()
+    for wrong in ("os.system.default", "operator.attrgetter", "relprop.grouped.default"):
+        calls = about["calls"].replace('"aten.add.Tensor"', f'"{wrong}"')
+        assert calls != about["calls"]
+        save_file(load_file(path), tmp_path / "y.safetensors", about | {"calls": calls})
+        with pytest.raises(relprop.errors.InputError, match=r"does not come with PyTorch|values"):
+            relprop.load_explainer(tmp_path / "y.safetensors")
+    with pytest.raises(relprop.errors.OptionError, match=r"machine code: save it as x\.pt2"):
+        explainer.save(tmp_path / "z.safetensors", ahead_of_time=True)
+
+
+def test_weights_that_two_layers_share_stand_in_a_list_of_calls(tmp_path):
+    ids = torch.randint(3, 30, (2, 6))
+    model = gpt2()
+    explainer = relprop.compile(model, ids, (5, 3), method="attnlrp")
+    loaded = relprop.load_explainer(explainer.save(tmp_path / "x.safetensors"))
+    assert torch.equal(loaded(ids, (5, 3)).scores, explainer(ids, (5, 3)).scores)
 
 
 def test_an_adapter_of_ones_own_is_not_saved_in_silence(model, tmp_path):
