@@ -38,8 +38,9 @@ def _ids(length: int, words: int = 20000) -> torch.Tensor:
 
 
 def _text(kind: str, own: int = 128, target: Any = 1, **config: Any) -> Case:
-    made = getattr(transformers, f"{kind.partition('For')[0]}Config")(**config)
-    model = getattr(transformers, kind)(made).eval()
+    maker = getattr(transformers, kind)
+    made = maker.config_class(**config)
+    model = maker(made).eval()
 
     def inputs(length: int | None) -> dict[str, torch.Tensor]:
         ids = _ids(length or own)

@@ -197,17 +197,15 @@ class Explainer:
 
         Args:
             path: ``x.safetensors``, which is read in a second, or ``x.pt2``, which PyTorch runs
-                without this package, and reads for as long as it takes to make.
-                ``torch.export.load(path).module()`` takes the inputs' tensors and the index of what
-                is explained, (batch,), -1 for the prediction, and gives tensors by name; how they
-                are to be read stands as ``relprop.json`` in the file (docs/compile.md).
+                without this package: ``torch.export.load(path).module()`` takes the inputs' tensors
+                and the index of what is explained, (batch,), -1 for the prediction, and gives
+                tensors by name; ``relprop.json`` in it says how to read them (docs/compile.md).
             ahead_of_time: compile it to machine code, by a C++ compiler that must be there;
                 ``torch._inductor.aoti_load_package(path)`` loads that.
 
         Raises:
-            OptionError: for an explainer that was itself loaded: its file can be copied;
-                ``ahead_of_time`` without a C++ compiler or for a file that is no ``.pt2``; and a
-                ``.safetensors`` file of a program with operators that are not PyTorch's.
+            OptionError: for an explainer that was loaded; ``ahead_of_time`` without a C++ compiler
+                or for another file than ``.pt2``; operators in ``.safetensors`` that aren't PyTorch's.
         """
         from relprop.compiled.live import Live
         from relprop.compiled.saving import save

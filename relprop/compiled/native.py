@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, fx
@@ -17,6 +18,9 @@ from relprop.operations import Args, Kwargs, Operator
 #: Where PyTorch's functions are.
 OWNERS = (torch._C._VariableFunctions, torch._C._nn, Tensor)
 
+#: The operators in whose place functions stand, of each program.
+OPERATORS: WeakKeyDictionary[fx.GraphModule, dict[fx.Node, Operator]] = WeakKeyDictionary()
+
 
 def call_functions(module: fx.GraphModule, example: Sequence[Tensor]) -> None:
     """Put a function in place of each operator which that function calls and nothing else, as
@@ -24,8 +28,8 @@ def call_functions(module: fx.GraphModule, example: Sequence[Tensor]) -> None:
     trying = _Trying(module)
     with torch.no_grad():
         trying.run(*example)
+    OPERATORS[module] = {node: node.target for node in trying.found}  # type: ignore[misc]
     for node, function in trying.found.items():
-        node.meta["operator"] = node.target  # by whose name it is saved
         node.target = function
     module.recompile()
 

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 
+from relprop.compiled.native import OPERATORS
 from relprop.errors import InputError, OptionError, message
 from relprop.operations import Operator
 
@@ -39,13 +40,14 @@ def write(module: fx.GraphModule, text: str, path: Path) -> None:
     operator that does not come with PyTorch."""
     number = {node: i for i, node in enumerate(module.graph.nodes)}
     tensors, calls = dict[str, Tensor](), list[Any]()
+    operators = OPERATORS.get(module, {})
     for node in module.graph.nodes:
         target = str(node.target)
         if node.op == "get_attr":
             tensors[target] = operator.attrgetter(target)(module).detach().clone().contiguous()
         elif node.op == "call_function":
-            target = _name(node.meta.get("operator", node.target))
-        calls.append([node.op, target, _said(node.args, number), _said(node.kwargs, number)])
+            target = _name(operators.get(node, node.target))
+        calls.append([node.op, target, _encoded(node.args, number), _encoded(node.kwargs, number)])
     save_file(tensors, path, {"about": text, "calls": json.dumps(calls)})
 
 
@@ -58,7 +60,7 @@ def read(path: Path) -> tuple[fx.GraphModule, str]:
         root, graph = nn.Module(), fx.Graph()
         made = list[fx.Node]()
         for op, target, args, kwargs in json.loads(about["calls"]):
-            given = _heard(args, made), _heard(kwargs, made)
+            given = _decoded(args, made), _decoded(kwargs, made)
             if op == "get_attr":
                 name = f"held_{len(made)}"
                 root.register_buffer(name, file.get_tensor(target))
@@ -90,16 +92,16 @@ def _operator(name: str) -> Operator:
     return found
 
 
-def _said(value: Any, number: dict[fx.Node, int]) -> Any:
+def _encoded(value: Any, number: dict[fx.Node, int]) -> Any:
     """An argument as JSON: nodes by their number, what JSON has no word for by its kind."""
     if isinstance(value, fx.Node):
         return {"node": number[value]}
     if isinstance(value, tuple):
-        return {"tuple": [_said(v, number) for v in value]}
+        return {"tuple": [_encoded(v, number) for v in value]}
     if isinstance(value, list):
-        return [_said(v, number) for v in value]
+        return [_encoded(v, number) for v in value]
     if isinstance(value, dict):
-        return {"dict": {k: _said(v, number) for k, v in value.items()}}
+        return {"dict": {k: _encoded(v, number) for k, v in value.items()}}
     if isinstance(value, torch.device):
         return {"device": str(value)}
     for name, kind in KINDS.items():
@@ -108,19 +110,19 @@ def _said(value: Any, number: dict[fx.Node, int]) -> Any:
     return value
 
 
-def _heard(value: Any, made: list[fx.Node]) -> Any:
+def _decoded(value: Any, made: list[fx.Node]) -> Any:
     """An argument that was written."""
     if isinstance(value, list):
-        return [_heard(v, made) for v in value]
+        return [_decoded(v, made) for v in value]
     if not isinstance(value, dict):
         return value
     ((kind, given),) = value.items()
     if kind == "node":
         return made[given]
     if kind == "tuple":
-        return tuple(_heard(v, made) for v in given)
+        return tuple(_decoded(v, made) for v in given)
     if kind == "dict":
-        return {k: _heard(v, made) for k, v in given.items()}
+        return {k: _decoded(v, made) for k, v in given.items()}
     if kind == "device":
         return torch.device(given)
     found = getattr(torch, given)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from torch import Tensor, fx
+from torch import fx
 
 from relprop.door import answered
 from relprop.errors import (
@@ -25,7 +25,7 @@ from relprop.explanation import Explanation
 from relprop.progress import counting, doing
 from relprop.rules import RuleSet
 from relprop.runner.answer import answer
-from relprop.runner.judging import GradientsLeft
+from relprop.runner.gradients_left import GradientsLeft
 from relprop.runner.method import without_start
 from relprop.runner.needs import Needs
 from relprop.runner.relevance import walk_ahead, walk_key
@@ -102,10 +102,8 @@ def _answers_of(
             scalars = done.explained(one.session, one.question, next(iter(starts.values())))
             again = i + 1 < len(targets)
             if leaves and isinstance(refuse, GradientsLeft):
-                own = _gradients_at(done, scalars, (*watched, *leaves))
-                refuse.with_those_of(next(iter(starts.values())), own, done.detached())
-                gradients = {n: own[n] for n in watched if n in own}
-                leaves = ()
+                start, leaves = next(iter(starts.values())), ()
+                gradients = refuse.beside(done, start, scalars, watched)
             if not gradients:
                 gradients = done.forward.gradients(scalars, watched, again=again)
         row, left = dict[int, Explanation](), Counter(walk_key(needs[k]) for k in starts)
@@ -123,14 +121,6 @@ def _answers_of(
                 start.memo.forget(key)
         rows.append(row)
     return rows
-
-
-def _gradients_at(done: Run, scalars: Tensor, nodes: Sequence[fx.Node]) -> Gradients:
-    """The gradients at some nodes, of a graph that is kept; none where an operator on the way has
-    none, which may lie before all that the answer reads."""
-    with suppress(RelpropError):
-        return done.forward.gradients(scalars, nodes, again=True)
-    return {}
 
 
 #: What a target is to each question, by number.

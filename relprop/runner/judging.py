@@ -4,7 +4,7 @@ computed for the same samples must be what it returns."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -23,9 +23,7 @@ from relprop.errors import (
     warn,
 )
 from relprop.interpreter.points import Excerpt, Made
-from relprop.interpreter.slopes import Slopes, slopes, slopes_of_target
 from relprop.progress import doing
-from relprop.rules.ruleset import registered
 from relprop.runner.differences import (
     CHANGED,
     DRAW_ALIKE,
@@ -38,9 +36,9 @@ from relprop.runner.differences import (
     about_shared,
     other_gradients,
 )
+from relprop.runner.gradients_left import GradientsLeft, slopes_of
 from relprop.runner.session import Session
 from relprop.runner.unmoved import is_noise, unmoved_output
-from relprop.targets import Start
 from relprop.tracer.binding import Inputs, refuse_unlike
 from relprop.tracer.calls import Values
 from relprop.tracer.draws import numbers_of
@@ -66,7 +64,6 @@ from relprop.tracer.run import execute
 from relprop.tracer.trace import forget
 
 T = TypeVar("T")
-COMPARING = "comparing its gradients with the model's (once)"
 
 
 @dataclass(frozen=True)
@@ -88,40 +85,6 @@ class Heard:
         """The values of these outputs at these places."""
         both = ((n, made[n], cut) for n, cut in self.cuts.items())
         return {n: v.made if isinstance(v, Excerpt) else taken(n, v, cut) for n, v, cut in both}
-
-
-@dataclass(frozen=True)
-class GradientsLeft:
-    """What is still to be compared of a program that gave the model's outputs, once called: its
-    gradients, or nothing."""
-
-    judge: Judge
-    session: Session
-    heard: Heard
-    left: bool
-
-    def __call__(self) -> None:
-        if self.left:
-            self.judge.differentiate(self.session, self.heard)
-
-    def with_those_of(
-        self, start: Start, gradients: Mapping[fx.Node, Tensor], values: Mapping[fx.Node, Tensor]
-    ) -> None:
-        """The same where the answer took the gradients of a target at the explained inputs,
-        ``values``, already, if it could: if these are the model's, no others are taken."""
-        session, program = self.session, self.session.program
-        key = key_of(session, tuple(self.heard.cuts), 1)
-        if self.left and gradients and start.again is not None and key not in program.kin:
-            mine, at = (
-                {n: v[leaf] for n, leaf in program.leaves.items()} for v in (gradients, values)
-            )
-            with doing(COMPARING):
-                found = slopes_of_target(
-                    program, session.model, self.heard.part, start.again, mine, at
-                )
-            if found is not None:
-                program.kin.once(key, lambda: found)
-        self()
 
 
 class _Stale(Exception):
@@ -213,32 +176,23 @@ class Judge:
 
     def compare(
         self, session: Session, heard: Heard, made: Mapping[fx.Node, Made]
-    ) -> GradientsLeft:
+    ) -> Callable[[], None]:
         """Compare what was ``made`` of the model's outputs with what was heard. Gives what compares
         their gradients, once for all lengths."""
         self._say(said := self._found(session, heard, heard.parts(made)))
-        return GradientsLeft(self, session, heard, said != ROUNDED)
-
-    def leaves_to_watch(self, session: Session, heard: Heard) -> tuple[fx.Node, ...]:
-        """The explained inputs, where their gradients are to be compared and one sample is given:
-        the answer's own gradients then serve."""
-        program = session.program
-        plain = program.dtype is None and not (program.inside or program.input_specialised)
-        known = key_of(session, tuple(heard.cuts), 1) in program.kin
-        one = self.verify and heard.part.batch == 1 and not heard.part.moved
-        return tuple(program.leaves.values()) if plain and one and not known else ()
+        if said == ROUNDED or not self.verify:
+            return lambda: None
+        ends = tuple(heard.cuts)
+        return GradientsLeft(lambda: self._differentiate(session, heard), session, heard.part, ends)
 
     def leave_gradients(self, why: str) -> None:
         """Say that they are not compared."""
         if self.verify:
             self._say(f"gradients not compared: {why}")
 
-    def differentiate(self, session: Session, heard: Heard) -> None:
+    def _differentiate(self, session: Session, heard: Heard) -> None:
         """Refuse a program whose gradients are not those of autograd through the model."""
-        if not self.verify:
-            return
-        with doing(COMPARING):
-            found = slopes_of(session, heard.part, tuple(heard.cuts))
+        found = slopes_of(session, heard.part, tuple(heard.cuts))
         if found.skipped:
             self._say(f"gradients not compared: {found.skipped}")
         elif not found.error:
@@ -404,18 +358,3 @@ def read_rightly(model: nn.Module, inputs: Inputs, call: Callable[[Inputs], T]) 
         if not (names := judge.other_reading()):
             raise
         return call(inputs.sharing(names))
-
-
-def slopes_of(session: Session, part: Inputs, nodes: tuple[fx.Node, ...]) -> Slopes:
-    """How the program's gradients compare with the model's: worked out once for all lengths, of one
-    sample, and once more of two when two are first given."""
-    kin, both = session.program.kin, key_of(session, nodes, 2)
-    key = both if both in kin else key_of(session, nodes, min(part.batch, 2))
-    return kin.once(key, lambda: slopes(session.program, session.model, part, nodes))
-
-
-def key_of(session: Session, nodes: tuple[fx.Node, ...], samples: int) -> tuple[Hashable, ...]:
-    """Under which key a comparison of gradients is kept, of some outputs and so many samples."""
-    program = session.program
-    ends = dict(zip(program.output_nodes, program.outputs.names, strict=True))
-    return "slopes", frozenset(ends[n] for n in nodes), registered(), samples
