@@ -78,7 +78,7 @@ def calls(model: nn.Module, example: Tensor, given: argparse.Namespace) -> Itera
 
 
 def saved() -> None:
-    """Seconds of CPU time to make, save and read an explainer of a ViT-Tiny, and what files weigh."""
+    """Seconds to make, save and read an explainer of a ViT-Tiny (CPU time), and what files weigh."""
     import timm
 
     def timed(call: Callable[[], Any]) -> tuple[Any, float]:

@@ -204,8 +204,8 @@ class Explainer:
                 ``torch._inductor.aoti_load_package(path)`` loads that.
 
         Raises:
-            OptionError: for an explainer that was loaded; ``ahead_of_time`` without a C++ compiler
-                or for another file than ``.pt2``; operators in ``.safetensors`` that aren't PyTorch's.
+            OptionError: for a loaded explainer; ``ahead_of_time`` without a C++ compiler or for
+                another file than ``.pt2``; in ``.safetensors``, operators that are not PyTorch's.
         """
         from relprop.compiled.live import Live
         from relprop.compiled.saving import save
