@@ -78,7 +78,7 @@ def calls(model: nn.Module, example: Tensor, given: argparse.Namespace) -> Itera
 
 
 def saved() -> None:
-    """Seconds to make, save and read an explainer of a ViT-Tiny (CPU time), and what files weigh."""
+    """CPU seconds to make, save and read an explainer of a ViT-Tiny, and how large its files are."""
     import timm
 
     def timed(call: Callable[[], Any]) -> tuple[Any, float]:

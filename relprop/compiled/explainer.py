@@ -202,7 +202,6 @@ class Explainer:
                 tensors by name; ``relprop.json`` in it says how to read them (docs/compile.md).
             ahead_of_time: compile it to machine code, by a C++ compiler that must be there;
                 ``torch._inductor.aoti_load_package(path)`` loads that.
-
         Raises:
             OptionError: for a loaded explainer; ``ahead_of_time`` without a C++ compiler or for
                 another file than ``.pt2``; in ``.safetensors``, operators that are not PyTorch's.
