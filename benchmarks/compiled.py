@@ -78,7 +78,7 @@ def calls(model: nn.Module, example: Tensor, given: argparse.Namespace) -> Itera
 
 
 def saved() -> None:
-    """CPU seconds to make, save and read an explainer of a ViT-Tiny, and how large its files are."""
+    """CPU seconds to make, save and read an explainer of a ViT-Tiny, and its files' sizes."""
     import timm
 
     def timed(call: Callable[[], Any]) -> tuple[Any, float]:

@@ -200,8 +200,8 @@ class Explainer:
                 without this package: ``torch.export.load(path).module()`` takes the inputs' tensors
                 and the index of what is explained, (batch,), -1 for the prediction, and gives
                 tensors by name; ``relprop.json`` in it says how to read them (docs/compile.md).
-            ahead_of_time: compile it to machine code, by a C++ compiler that must be there;
-                ``torch._inductor.aoti_load_package(path)`` loads that.
+            ahead_of_time: to machine code, by g++; ``torch._inductor.aoti_load_package`` loads it.
+
         Raises:
             OptionError: for a loaded explainer; ``ahead_of_time`` without a C++ compiler or for
                 another file than ``.pt2``; in ``.safetensors``, operators that are not PyTorch's.
