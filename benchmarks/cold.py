@@ -40,6 +40,7 @@ def _ids(length: int, words: int = 20000) -> torch.Tensor:
 def _text(kind: str, own: int = 128, target: Any = 1, **config: Any) -> Case:
     maker = getattr(transformers, kind)
     made = maker.config_class(**config)
+    made.use_cache = False  # torch.export alone returns no cache of its own
     model = maker(made).eval()
 
     def inputs(length: int | None) -> dict[str, torch.Tensor]:
@@ -55,7 +56,8 @@ def _pixels(name: str) -> Case:
 
 
 def _whisper() -> Case:
-    model = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig()).eval()
+    config = transformers.WhisperConfig(use_cache=False)
+    model = transformers.WhisperForConditionalGeneration(config).eval()
     sound = {"input_features": torch.randn(1, 80, 3000), "decoder_input_ids": _ids(20)}
     return model, lambda _: sound, None
 
