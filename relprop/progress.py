@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,7 +33,7 @@ def showing(wanted: bool | None) -> Iterator[None]:
     """Show what is done inside, if it is ``wanted`` and not shown already; ``None``: in a terminal
     or a notebook, from ``PATIENCE`` seconds on."""
     cell = _cell()
-    looks = wanted is None and (cell is not None or sys.stderr.isatty())
+    looks = wanted is None and (cell is not None or _is_terminal())
     if not (wanted or looks) or SHOWN.get() is not None:
         yield
         return
@@ -41,15 +41,16 @@ def showing(wanted: bool | None) -> Iterator[None]:
     from rich.console import Console
 
     columns = (
-        progress.TextColumn("explaining: {task.description}"),
+        progress.TextColumn("explaining: {task.description}", markup=False),
         progress.BarColumn(),
         progress.TimeElapsedColumn(),
         progress.TextColumn("{task.fields[left]}"),
     )
     after = PATIENCE if looks else 0.0
     if cell is None:
-        how = {"transient": looks, "redirect_stdout": not looks, "redirect_stderr": not looks}
-        bar = progress.Progress(*columns, console=Console(stderr=True), **how)  # type: ignore[arg-type]
+        bar = progress.Progress(
+            *columns, console=Console(file=_Screen(sys.stderr)), transient=looks
+        )
     else:
         bar = _below(cell, columns, after)
     timer = threading.Timer(after, bar.start)
@@ -67,6 +68,33 @@ def showing(wanted: bool | None) -> Iterator[None]:
         if after:
             timer.join()  # it may be starting the bar
         bar.stop()
+
+
+class _Screen:
+    """Standard error, on which a display that cannot be written is none: it may be closed."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError, AttributeError):
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError, AttributeError):
+            self.stream.flush()
+
+
+def _is_terminal() -> bool:
+    """Whether somebody looks at standard error, which may be closed, or none."""
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):
+        return False
 
 
 def _cell() -> Any:

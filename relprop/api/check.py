@@ -21,9 +21,8 @@ from relprop.plan import Plan, make_plan
 from relprop.rules import RuleSet
 from relprop.runner.conditions import Conditions
 from relprop.runner.differences import other_gradients
-from relprop.runner.gradients_left import slopes_of
 from relprop.runner.input_study import is_text
-from relprop.runner.judging import Judge, judged
+from relprop.runner.judging import Judge, judged, slopes_of
 from relprop.runner.memory import estimated
 from relprop.runner.needing import needs_of
 from relprop.runner.needs import Needs

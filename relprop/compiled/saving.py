@@ -38,7 +38,7 @@ def save(manual: Manual, live: Live, path: str | Path, *, ahead_of_time: bool) -
     processor = getattr(live.given, "tokenizer", None) or live.processor
     remembered = Remembered.of(live.adapter, live.model, processor)
     text = json.dumps(_header(manual, remembered))
-    if Path(path).suffix == plain.ENDING:
+    if Path(path).suffix.lower() == plain.ENDING:
         if ahead_of_time:
             raise OptionError("ahead_of_time=True writes machine code: save it as x.pt2")
         with written(path, "the explainer") as beside:
@@ -86,9 +86,9 @@ def read(path: str | Path, processor: object = None) -> Explainer:
 def _loaded(path: Path) -> tuple[Runs, str]:
     if not path.is_file():
         raise InputError("it is no file")
-    if path.suffix == plain.ENDING:
-        module, text = plain.read(path)
-        return without_autograd(module), text
+    if path.suffix.lower() == plain.ENDING:
+        calls, text = plain.read(path)
+        return without_autograd(calls), text
     try:
         with ZipFile(path) as file:
             compiled = any(COMPILED in name for name in file.namelist())

@@ -4,7 +4,7 @@ and what in the model stops or replaces a gradient on the way."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -17,8 +17,7 @@ from torch.overrides import TorchFunctionMode
 from relprop.errors import first_line
 from relprop.operations import Args, Kwargs, Operator, Value
 from relprop.tracer.binding import Inputs, flatten_output
-from relprop.tracer.facts import shape
-from relprop.tracer.judge import difference, rows_of
+from relprop.tracer.judge import difference
 from relprop.tracer.kernels import CALLS
 from relprop.tracer.program import Program
 from relprop.tracer.recorded import frame_source
@@ -122,20 +121,15 @@ def _history(out: Tensor) -> Iterator[Node]:
             left += [g for g, _ in f.next_functions]
 
 
-def mixture(nodes: Collection[fx.Node], values: Mapping[fx.Node, Tensor]) -> Tensor:
-    """The sum of the ``mixtures`` of some outputs, (batch,)."""
-    return torch.stack([mixtures(values[n]) for n in nodes]).sum(0)
-
-
 def model_gradients(
     program: Program,
     model: nn.Module,
     one: Inputs,
-    scalar_of: Callable[[Mapping[fx.Node, Tensor]], Tensor],
+    nodes: Collection[fx.Node],
     at: Mapping[str, Tensor],
 ) -> ModelGradients:
-    """Autograd through the model for one sample alone, of what ``scalar_of`` makes of its outputs,
-    a batch of one each. ``at``: the values of the explained inputs' embeddings of that sample."""
+    """Autograd through the model for one sample alone. ``at``: the values of the explained inputs'
+    embeddings, batch first, of that sample."""
     own = ModelGradients()
     direct = {n for n, leaf in program.leaves.items() if leaf.op == "placeholder"}
     given = {
@@ -147,10 +141,8 @@ def model_gradients(
     if not outputs:
         return own
     with torch.enable_grad():
-        both = zip(program.output_nodes, outputs, strict=True)
-        rows = {n: (rows_of(o, torch.Size(shape(n)), 1), o[None]) for n, o in both}
-        values = {n: whole if row is None else row for n, (row, whole) in rows.items()}
-        scalar = scalar_of(values).sum()
+        some = [mixtures(outputs[program.output_nodes.index(n)][None]) for n in nodes]
+        scalar = torch.stack(some).sum()
     leaves = {**{n: [given[n]] for n in one.names if n in direct}, **watch.leaves}
     backward = (f for f in _history(scalar) if isinstance(f, BackwardCFunction))
     own.functions.update((_called(f), None) for f in backward)

@@ -4,9 +4,8 @@ for two samples at most, and what in a model makes them differ."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -18,7 +17,6 @@ from relprop.interpreter.forward import Kept, forward
 from relprop.interpreter.model_gradients import (
     ModelGradients,
     gradients_of_batch,
-    mixture,
     mixtures,
     model_gradients,
 )
@@ -73,8 +71,7 @@ def slopes(
     some = inputs.select(0, 1 if program.input_specialised else min(inputs.batch, 2))
 
     def one_by_one() -> list[ModelGradients]:
-        mixed = partial(mixture, nodes)
-        return [model_gradients(program, model, one, mixed, values) for one, values in alone]
+        return [model_gradients(program, model, one, nodes, values) for one, values in alone]
 
     try:
         mine, at, size = _ours(program, model, some, nodes)
@@ -112,37 +109,6 @@ def slopes(
         skipped = f"the last digits of {worst!r} move its gradient by {moved:.1e} of the largest"
         return Slopes(skipped=skipped, functions=functions, cuts=cuts)
     return Slopes(off, worst, "", functions, cuts, _hooked(model), sizes_of(program))
-
-
-def slopes_of_target(
-    program: Program,
-    model: nn.Module,
-    one: Inputs,
-    target: Callable[[Mapping[fx.Node, Tensor]], Tensor],
-    mine: Mapping[str, Tensor],
-    at: Mapping[str, Tensor],
-) -> Slopes | None:
-    """Compare gradients of a ``target`` that were taken already, ``mine``, at the values ``at`` of
-    the explained inputs, a batch of one each; ``None`` where they differ or that tells nothing."""
-    model, size = beside_others(model), 0.0
-
-    def scalar_of(values: Mapping[fx.Node, Tensor]) -> Tensor:
-        nonlocal size
-        size = max(largest(values[n].detach()) for n in values if is_floating(n))
-        return target(values)
-
-    try:
-        own = model_gradients(program, model, one, scalar_of, {n: v[0] for n, v in at.items()})
-    except (RelpropError, RuntimeError, NotImplementedError, LookupError):
-        return None
-    theirs = [own.gradients]
-    if own.skipped or own.again or _overflows(mine, theirs) is not None:
-        return None
-    felt = all(_is_felt(g, [own.gradients[n]], at[n], size) for n, g in mine.items())
-    if not felt or _largest(program, mine, theirs)[0]:
-        return None
-    seen = (tuple(own.functions), tuple(own.cuts), _hooked(model))
-    return Slopes(0.0, "", "", *seen, sizes_of(program))
 
 
 def _hooked(model: nn.Module) -> tuple[str, ...]:

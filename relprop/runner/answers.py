@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from torch import fx
-
 from relprop.door import answered
 from relprop.errors import (
     NoAttentionError,
@@ -25,7 +23,6 @@ from relprop.explanation import Explanation
 from relprop.progress import counting, doing
 from relprop.rules import RuleSet
 from relprop.runner.answer import answer
-from relprop.runner.gradients_left import GradientsLeft
 from relprop.runner.method import without_start
 from relprop.runner.needs import Needs
 from relprop.runner.relevance import walk_ahead, walk_key
@@ -49,12 +46,11 @@ def answers(
     targets: Sequence[object],
     compare: Callable[[Run], Callable[[], None]],
     refused: Refused | None = None,
-    leaves: Sequence[fx.Node] = (),
 ) -> list[dict[int, Explanation]]:
     """For each target the explanations by number, from one forward pass for all (another one for
     those whose graph is cut, or whose relevance is one gradient) and one gradient per target.
     ``compare`` refuses output values that are not the model's, and gives what refuses its
-    gradients, by those of the first target at ``leaves``, if there are any."""
+    gradients."""
     rows: list[dict[int, Explanation]] = [{} for _ in targets]
     groups: dict[object, dict[int, Needs]] = {}
     for i, n in needs.items():
@@ -67,7 +63,7 @@ def answers(
             begins(method if len(needs) > 1 else "")
 
         for group in groups.values():
-            found = _answers_of(group, part, targets, compare, refused, begin, leaves)
+            found = _answers_of(group, part, targets, compare, refused, begin)
             rows = [{**row, **more} for row, more in zip(rows, found, strict=True)]
     return rows
 
@@ -79,20 +75,18 @@ def _answers_of(
     compare: Callable[[Run], Callable[[], None]],
     refused: Refused | None,
     begin: Callable[[str], None],
-    leaves: Sequence[fx.Node],
 ) -> list[dict[int, Explanation]]:
     """The same for questions that share a forward pass; ``begin`` is told of each."""
     if len(targets) > FEW:
         needs = {i: replace(n, backward=n.backward.keeping_chunks()) for i, n in needs.items()}
     asked = list(needs.values())
     with doing("running its graph"):
-        done = run(asked, part, leaves)
+        done = run(asked, part)
     refuse = compare(done)
     done.may_differentiate = refuse if done.forms is PLAIN else lambda: None
     whole = [n for n in asked if n.differentiates and not n.backward.segments]
     watched = tuple(dict.fromkeys(w for n in whole for w in n.watch))
-    leaves = leaves if watched and done.forms is PLAIN and not done.cut else ()
-    if watched and not leaves:
+    if watched:
         done.may_differentiate()
     rows = []
     for i, (target, starts) in enumerate(_walked_ahead(needs, done, targets, refused)):
@@ -101,11 +95,7 @@ def _answers_of(
             one = asked[0]
             scalars = done.explained(one.session, one.question, next(iter(starts.values())))
             again = i + 1 < len(targets)
-            if leaves and isinstance(refuse, GradientsLeft):
-                start, leaves = next(iter(starts.values())), ()
-                gradients = refuse.beside(done, start, scalars, watched)
-            if not gradients:
-                gradients = done.forward.gradients(scalars, watched, again=again)
+            gradients = done.forward.gradients(scalars, watched, again=again)
         row, left = dict[int, Explanation](), Counter(walk_key(needs[k]) for k in starts)
         done.last = i + 1 == len(targets) and len(needs) == 1
         for number, start in starts.items():

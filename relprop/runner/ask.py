@@ -28,7 +28,6 @@ from relprop.opening import check_devices, opened
 from relprop.progress import showing, told
 from relprop.runner.answers import Refused, answers, refusal
 from relprop.runner.conditions import Conditions, Memory
-from relprop.runner.gradients_left import leaves_to_watch
 from relprop.runner.heads import cuts_of
 from relprop.runner.judging import Judge, judged
 from relprop.runner.memory import fitted
@@ -210,9 +209,7 @@ class Asking:
             return found
 
         try:
-            ends = tuple(heard.cuts)
-            leaves = leaves_to_watch(sessions[0], heard.part, ends) if self.judge.verify else ()
-            found = answers(needs, part, targets, compare, self.refused, leaves)
+            found = answers(needs, part, targets, compare, self.refused)
         except Undefined:
             for i, n in needs.items():
                 question = (

@@ -23,7 +23,9 @@ from relprop.errors import (
     warn,
 )
 from relprop.interpreter.points import Excerpt, Made
+from relprop.interpreter.slopes import Slopes, slopes
 from relprop.progress import doing
+from relprop.rules.ruleset import registered
 from relprop.runner.differences import (
     CHANGED,
     DRAW_ALIKE,
@@ -36,7 +38,6 @@ from relprop.runner.differences import (
     about_shared,
     other_gradients,
 )
-from relprop.runner.gradients_left import GradientsLeft, slopes_of
 from relprop.runner.session import Session
 from relprop.runner.unmoved import is_noise, unmoved_output
 from relprop.tracer.binding import Inputs, refuse_unlike
@@ -177,13 +178,12 @@ class Judge:
     def compare(
         self, session: Session, heard: Heard, made: Mapping[fx.Node, Made]
     ) -> Callable[[], None]:
-        """Compare what was ``made`` of the model's outputs with what was heard. Gives what compares
-        their gradients, once for all lengths."""
+        """Compare what was ``made`` of the model's outputs with what was heard. Gives a function
+        that compares their gradients, once per program."""
         self._say(said := self._found(session, heard, heard.parts(made)))
-        if said == ROUNDED or not self.verify:
+        if said == ROUNDED:
             return lambda: None
-        ends = tuple(heard.cuts)
-        return GradientsLeft(lambda: self._differentiate(session, heard), session, heard.part, ends)
+        return lambda: self._differentiate(session, heard)
 
     def leave_gradients(self, why: str) -> None:
         """Say that they are not compared."""
@@ -192,7 +192,10 @@ class Judge:
 
     def _differentiate(self, session: Session, heard: Heard) -> None:
         """Refuse a program whose gradients are not those of autograd through the model."""
-        found = slopes_of(session, heard.part, tuple(heard.cuts))
+        if not self.verify:
+            return
+        with doing("comparing its gradients with the model's (once)"):
+            found = slopes_of(session, heard.part, tuple(heard.cuts))
         if found.skipped:
             self._say(f"gradients not compared: {found.skipped}")
         elif not found.error:
@@ -358,3 +361,19 @@ def read_rightly(model: nn.Module, inputs: Inputs, call: Callable[[Inputs], T]) 
         if not (names := judge.other_reading()):
             raise
         return call(inputs.sharing(names))
+
+
+def slopes_of(session: Session, part: Inputs, nodes: tuple[fx.Node, ...]) -> Slopes:
+    """How the program's gradients compare with the model's: worked out of one sample, and once more
+    of two when two are first given; once for all lengths, if they are equal and the model has no
+    backward of its own."""
+    program = session.program
+    ends = dict(zip(program.output_nodes, program.outputs.names, strict=True))
+    key = ("slopes", frozenset(ends[n] for n in nodes), registered())
+    for samples in range(2, min(part.batch, 2) - 1, -1):
+        for memo in (program.kin, program.memo):
+            if (*key, samples) in memo:
+                return memo.once((*key, samples), lambda: Slopes())
+    found = slopes(program, session.model, part, nodes)
+    own = found.error or found.skipped or found.functions or found.hooked
+    return (program.memo if own else program.kin).once((*key, samples), lambda: found)

@@ -208,27 +208,21 @@ class Run:
         return {n: self.excerpts.get(n) or held[n] for n in program.ends}
 
 
-def run(needs: Sequence[Needs], part: Part, leaves: Sequence[fx.Node] = ()) -> Run:
+def run(needs: Sequence[Needs], part: Part) -> Run:
     """One forward pass for all of them, whose graphs are all cut or all in one piece and have the
-    same forms, keeping what the passes for their targets read and nothing else. Where gradients are
-    taken, they can be at ``leaves``, too. Raises ``InputError`` for outputs that are not finite."""
-    done = forward_pass(needs, part, leaves=leaves)
+    same forms, keeping what the passes for their targets read and nothing else. Raises
+    ``InputError`` for outputs that are not finite."""
+    done = forward_pass(needs, part)
     refuse_nonfinite(needs[0].session, done.outputs(needs[0].program))
     return done
 
 
-def forward_pass(
-    needs: Sequence[Needs],
-    part: Part,
-    described: Described | None = None,
-    leaves: Sequence[fx.Node] = (),
-) -> Run:
+def forward_pass(needs: Sequence[Needs], part: Part, described: Described | None = None) -> Run:
     """The same without a look at any value; ``described`` as a ``Run`` has it."""
     session = needs[0].session
     keep = set[fx.Node]().union(*(n.keep for n in needs))
     cut = any(n.backward.segments for n in needs)
     watch = {} if cut else dict.fromkeys(node for n in needs for node in n.watch)
-    watch |= dict.fromkeys(leaves if watch else ())
     found = (item for n in needs for item in n.backward.heads.readouts.items())
     readouts = {n: r for n, r in found if watch.keys().isdisjoint(r.nodes)}
     parts = {n: c for n, c in needs[0].backward.heads.cuts.items() if n in readouts}

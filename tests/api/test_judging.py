@@ -486,6 +486,62 @@ def test_gradients_are_compared_once_for_texts_of_all_lengths(method, monkeypatc
     assert len(made) == 3
 
 
+class Septupled(torch.autograd.Function):
+    """2x, and a backward of another function."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -7 * gradient
+
+
+def test_one_class_does_not_vouch_for_another():
+    """All outputs are compared, whichever is asked about first."""
+    first, second = nn.Linear(4, 1), nn.Linear(4, 1)
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = first, second
+
+        def forward(self, x):
+            return torch.cat([self.first(x), Septupled.apply(self.second(x)).tanh()], 1)
+
+    for target in (0, 1):
+        with pytest.raises(CaptureError, match="Septupled"):
+            relprop.explain(Two(), torch.randn(1, 4), target, method="gradient_x_input")
+
+
+def test_a_backward_of_ones_own_is_compared_at_each_length():
+    """One that is right for short texts says nothing of long ones, and the other way round."""
+
+    class Long(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = nn.Embedding(20, 8), nn.Linear(8, 3)
+
+        def forward(self, ids):
+            h = self.table(ids)
+            h = (Septupled if ids.shape[1] > 5 else Doubled).apply(h)
+            return self.head(h.tanh().mean(1))
+
+    def asked(model, length):
+        ids = torch.randint(0, 20, (1, length))
+        return relprop.explain(model, ids, 1, method="gradient_x_input")
+
+    for order in ((4, 8, 3, 9), (8, 4, 9, 3)):
+        model = Long()
+        for length in order:
+            if length > 5:
+                with pytest.raises(CaptureError, match="Septupled"):
+                    asked(model, length)
+            else:
+                assert "gradients equal" in asked(model, length).facts["compared"]
+
+
 def test_the_gradient_of_what_a_callable_makes_of_the_output_serves_too(monkeypatch):
     model, x = build().eval(), sample()[:1]
     made = counted(monkeypatch)

@@ -170,6 +170,28 @@ def test_a_terminal_shows_what_a_first_call_is_at_after_some_seconds(monkeypatch
     assert screen.getvalue() == before
 
 
+class Closed(Terminal):
+    def write(self, text):
+        raise ValueError("I/O operation on closed file")
+
+
+class Bare:
+    """What a program puts in place of standard error."""
+
+    def write(self, text):
+        return len(text)
+
+
+@pytest.mark.parametrize("stream", [None, Bare(), Closed()], ids=["none", "bare", "closed"])
+def test_a_standard_error_that_is_none_or_closed_loses_no_answer(monkeypatch, stream):
+    monkeypatch.setattr(progress, "PATIENCE", 0.01)
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert relprop.explain(digit_scene_model(), IMAGES[:1], 3).scores.any()
+    if stream is not None and not isinstance(stream, Bare):
+        stream.close()
+        assert relprop.explain(digit_scene_model(), IMAGES[:1], 3).scores.any()
+
+
 def test_progress_is_true_false_or_none():
     with pytest.raises(relprop.errors.OptionError, match="progress=1: True or False, or None"):
         relprop.explain(digit_scene_model(), IMAGES[:1], 3, progress=1)

@@ -1,6 +1,7 @@
 """A flat program gives what ``explain`` gives, for other inputs, batches and targets; what cannot
 be one is refused by name; a saved one runs without this package."""
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -648,23 +649,68 @@ def test_other_files_are_refused(tmp_path):
             relprop.load_explainer(tmp_path / name)
 
 
-def test_a_list_of_calls_names_pytorchs_operators_alone(model, tmp_path):
-    """What stands in a file decides which operators run: none but those that come with PyTorch."""
+def crafted(calls, wrong):
+    """The calls of a file with something else in one of them."""
+    given = next(i for i, (op, *_) in enumerate(calls) if op == "placeholder")
+    added = next(i for i, (_, name, *_) in enumerate(calls) if name == "aten.add.Tensor")
+    op, name, args, kwargs = calls[added]
+    if wrong == "the name of an input":
+        code = "x=__import__('pathlib').Path('done').touch()"
+        return calls[:given] + [["placeholder", code, *calls[given][2:]]] + calls[given + 1 :]
+    made = {
+        "the name of an argument": [
+            op,
+            name,
+            args,
+            {"dict": {"z=__import__('pathlib').Path('done').touch(), y": 1}},
+        ],
+        "another library": [op, "relprop.grouped.default", args, kwargs],
+        "Python": [op, "operator.attrgetter", args, kwargs],
+        "os": [op, "os.system.default", {"tuple": ["touch done"]}, kwargs],
+        "a file": [op, "aten.from_file.default", {"tuple": ["done", True, 16]}, kwargs],
+        "a method": ["call_method", "__class__.__init__", args, kwargs],
+    }[wrong]
+    return [*calls[:added], made, *calls[added + 1 :]]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "the name of an input",
+        "the name of an argument",
+        "another library",
+        "Python",
+        "os",
+        "a file",
+        "a method",
+    ],
+)
+def test_nothing_in_a_list_of_calls_is_code(model, tmp_path, monkeypatch, wrong):
+    """What stands in a file decides which operators run: none but those of PyTorch on
+    tensors, whatever else is written there."""
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file
 
+    monkeypatch.chdir(tmp_path)
     inputs = sample(batch=2)
-    explainer = relprop.compile(model, inputs, method=METHOD)
-    path = explainer.save(tmp_path / "x.safetensors")
-    assert torch.equal(relprop.load_explainer(path)(inputs, 1).scores, explainer(inputs, 1).scores)
+    path = relprop.compile(model, inputs, method=METHOD, verify=False).save("x.safetensors")
     with safe_open(path, "pt") as file:
         about = file.metadata()
-    for wrong in ("os.system.default", "operator.attrgetter", "relprop.grouped.default"):
-        calls = about["calls"].replace('"aten.add.Tensor"', f'"{wrong}"')
-        assert calls != about["calls"]
-        save_file(load_file(path), tmp_path / "y.safetensors", about | {"calls": calls})
-        with pytest.raises(relprop.errors.InputError, match=r"does not come with PyTorch|values"):
-            relprop.load_explainer(tmp_path / "y.safetensors")
+    calls = json.dumps(crafted(json.loads(about["calls"]), wrong))
+    save_file(load_file(path), "y.safetensors", about | {"calls": calls})
+    if "name" not in wrong:
+        with pytest.raises(relprop.errors.InputError, match=r"cannot be read as a saved explainer"):
+            relprop.load_explainer("y.safetensors")
+    elif wrong == "the name of an argument":
+        with pytest.raises(relprop.errors.RelpropError):
+            relprop.load_explainer("y.safetensors")(inputs, 1)
+    else:  # inputs have no names there
+        relprop.load_explainer("y.safetensors")(inputs, 1)
+    assert not (tmp_path / "done").exists()
+
+
+def test_machine_code_is_no_list_of_calls(model, tmp_path):
+    explainer = relprop.compile(model, sample(batch=2), method=METHOD, verify=False)
     with pytest.raises(relprop.errors.OptionError, match=r"machine code: save it as x\.pt2"):
         explainer.save(tmp_path / "z.safetensors", ahead_of_time=True)
 

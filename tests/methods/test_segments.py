@@ -172,10 +172,10 @@ def test_a_call_without_memory_left_is_made_again_in_segments(monkeypatch):
     whole = relprop.explain(model, ids, (63, 3), precision="float64")
     run = answers.run
 
-    def full(needs, part, leaves):
+    def full(needs, part):
         if not needs[0].backward.segments:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to ...")
-        return run(needs, part, leaves)
+        return run(needs, part)
 
     heard, gaps = [], judging.gaps
 
@@ -207,11 +207,11 @@ def test_a_batch_for_which_no_memory_is_left_is_halved(monkeypatch):
     whole = relprop.explain(model, ids, words, precision="float64")
     run, sizes = answers.run, []
 
-    def full(needs, part, leaves):
+    def full(needs, part):
         sizes.append(part.batch)
         if part.batch > 1:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to ...")
-        return run(needs, part, leaves)
+        return run(needs, part)
 
     monkeypatch.setattr(answers, "run", full)
     with pytest.warns(relprop.RelpropWarning, match="no memory left; once more") as said:
