@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
@@ -48,9 +48,8 @@ def showing(wanted: bool | None) -> Iterator[None]:
     )
     after = PATIENCE if looks else 0.0
     if cell is None:
-        bar = progress.Progress(
-            *columns, console=Console(file=_Screen(sys.stderr)), transient=looks
-        )
+        screen = Console(file=cast("IO[str]", _Screen(sys.stderr)))
+        bar = progress.Progress(*columns, console=screen, transient=looks)
     else:
         bar = _below(cell, columns, after)
     timer = threading.Timer(after, bar.start)
