@@ -101,13 +101,14 @@ def measured(name: str, case: Case) -> dict[str, float]:
     found = {"export": seconds(lambda: torch.export.export(exported, args, kwargs))}
     found["first"] = seconds(lambda: relprop.explain(fresh, given, target))
     found["repeated"] = min(seconds(lambda: relprop.explain(fresh, given, target)) for _ in "ab")
+    found = {"forward_seconds": forward, **{k: t / forward for k, t in found.items()}}
     if name in OF_LENGTHS:
         ratios = []
         for text in map(inputs, LENGTHS):
             new, again = (seconds(lambda: relprop.explain(fresh, text, target)) for _ in "ab")  # noqa: B023
             ratios.append(new / again)
-        found |= {"second": ratios[0] * forward, "new": statistics.median(ratios[1:]) * forward}
-    return {"forward_seconds": forward, **{k: t / forward for k, t in found.items()}}
+        found |= {"second": ratios[0], "new": statistics.median(ratios[1:])}
+    return found
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""``relprop compile``: an explainer of a model as one file that PyTorch runs."""
+"""``relprop compile``: an explainer of a model as one file."""
 
 from __future__ import annotations
 

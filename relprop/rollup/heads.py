@@ -48,10 +48,14 @@ class Heads:
         """Modules that were added or laid side by side, and are one module with one projection now,
         count whole: as many as it has output weights. For what comes from an attention map before
         any layer."""
-        count, own = len(weights_of(layer)), is_call(layer, grouped_linear)
-        x, alone = operand(layer), self.sources.of(operand(layer)) == bit  # its output projections
-        whole = count > 1 and (alone if own else argument(operand(layer, 1), "dim") in (1, -1))
-        if not whole or not self._comes_bare(x, bit):
+        x, weight = operand(layer), operand(layer, 1)
+        count = len(weights_of(layer))
+        if count < 2 or not self._comes_bare(x, bit):
+            return 1.0
+        # output projections side by side read the map and nothing else; of a sum they are joined
+        # along what they read
+        own = is_call(layer, grouped_linear)
+        if not (self.sources.of(x) == bit if own else argument(weight, "dim") in (1, -1)):
             return 1.0
         left = [self.sources.sites[self.sources.roots(bit)[0]].attention]
         while left:  # the layers that make the map: it has the heads of as many modules

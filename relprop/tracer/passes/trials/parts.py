@@ -149,12 +149,12 @@ def raise_parts(
                 new = None
             if new is None:
                 failed.add(key)
-            if new is not None:
-                if val(new).dtype != val(output).dtype:
-                    new = emit(output, aten._to_copy.default, new, dtype=val(output).dtype)
-                done |= {n for n in part.nodes if n is not output}
-                swap(output, new)
-                break
+                continue
+            if val(new).dtype != val(output).dtype:
+                new = emit(output, aten._to_copy.default, new, dtype=val(output).dtype)
+            done |= {n for n in part.nodes if n is not output}
+            swap(output, new)
+            break
 
 
 def slope_of(x: Tensor, logs: Tensor, hidden: Tensor, axis: int) -> float | None:
