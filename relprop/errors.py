@@ -150,6 +150,10 @@ class CompletenessWarning(RelpropWarning):
     """Scores that should sum to the change of the output do not: too few steps, or rounding."""
 
 
+class CacheWarning(RelpropWarning):
+    """A captured graph could not be stored in the folder that ``RELPROP_CACHE`` names."""
+
+
 class MemoryWarning(RelpropWarning):
     """Memory ran out, or is needed all at once: the answer is the same, by a slower or a larger
     way."""

@@ -140,7 +140,7 @@ class Asking:
     def _sessions(self, inputs: Inputs) -> list[Session]:
         """The captured model under the rules of each question."""
         rules = [q.rule_set for q in self.questions]
-        wanted = RETURNED.set(self.judge.returned if self.judge.verify else None)
+        wanted = RETURNED.set(self.judge.returned)
         try:
             with same_chance(self.model):
                 first = open_session(self.model, inputs, rules[0], self.how)

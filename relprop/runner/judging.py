@@ -115,8 +115,9 @@ class Judge:
         self._kept: Cuts = {}
         self._said: dict[str, str] = {}
         self.to_tell: list[RelpropWarning] = []
-        #: What the model returned already within this call, and of which sample each.
-        self.returned: list[tuple[Inputs, list[Tensor]]] = []
+        #: What the model returned already within this call, and of which sample each; ``None``
+        #: where programs are to be compared with the model before they are used.
+        self.returned: list[tuple[Inputs, list[Tensor]]] | None = [] if verify else None
 
     @property
     def said(self) -> str:
@@ -139,9 +140,10 @@ class Judge:
 
     def _run(self, inputs: Inputs) -> tuple[list[Tensor], Cuts]:
         """What the model returns, and the outputs of which not all is there."""
-        returned, self.returned[:] = list(self.returned), []
-        for sample, outputs in returned:
+        while self.returned:
+            sample, outputs = self.returned.pop()
             if inputs.is_same(sample):
+                self.returned.clear()
                 return outputs, {}
         if self._heads:
             with contextlib.suppress(InputError):
@@ -341,8 +343,7 @@ def judged(model: nn.Module, inputs: Inputs, verify: bool, call: Callable[[Input
             if anew:
                 raise stale.reason from None
             forget(model)
-            judge.returned.clear()
-            anew = True
+            judge.returned, anew = None, True
         except InputError:
             if not (names := judge.other_reading()):
                 raise

@@ -258,6 +258,7 @@ def _facts(session: Session, plan: Plan | None, question: Question) -> dict[str,
     program = session.program
     return {
         "front_end": program.front_end,
+        "stored": program.stored,
         "decisions": list(program.decisions),
         "constant_inputs": dict(program.constant_inputs),
         "segments": 1,

@@ -78,6 +78,7 @@ def assemble(
         raw.choices,
         raw.draws,
         raw.guards,
+        raw.stored,
         aliases=_aliases(model),
         constant_inputs={n: constant[n] for n in names if n in constant},
     )

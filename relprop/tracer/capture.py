@@ -57,7 +57,8 @@ ALL_LOADED = (
 
 @dataclass
 class Capture:
-    """A raw graph, where its constants are, and how the model's outputs are put together."""
+    """A raw graph, where its constants are, and how the model's outputs are put together.
+    ``stored``: whether it was read from disk."""
 
     graph: fx.Graph
     constants: dict[str, Tensor]
@@ -68,6 +69,7 @@ class Capture:
     draws: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
     guards: Guards | None = None
+    stored: bool = False
 
 
 @dataclass(frozen=True)

@@ -85,16 +85,16 @@ class Program:
     module. ``leaves`` are where explanation starts: float inputs, and the output of the embedding
     that an integer input feeds. ``front_end`` says which tracer captured it; ``input_specialised``
     that it holds only for inputs that make the same ``decisions``, of which ``guards`` tell whether
-    others do (``None``: that cannot be told); ``choices``: those made on what
-    the model has computed. ``draws``: where the model draws
-    random numbers, which are always those of the captured run. ``dtype``: compute in this type, on
-    copies, whatever the model's own. ``constant_inputs``: the inputs that are not explained, and
-    why. ``inside``: the nodes before its end that targets read. ``changed``: the program as it was
-    captured, where values are set in this one, which the model does not have. ``labels``: nodes by
-    name, if anyone asked for names (``tracer.names``). ``axes``: what the axes of each tensor hold
-    that depends on a leaf. ``memo``: what others worked out about this program; a variation of it
-    begins with a memo of its own. ``kin``: what holds for all programs of a model that differ in
-    lengths, and for their variations.
+    others do (``None``: that cannot be told); ``choices``: those made on what the model has
+    computed. ``draws``: where the model draws random numbers, which are always those of the
+    captured run. ``stored``: whether an earlier process captured it. ``dtype``: compute in this
+    type, on copies, whatever the model's own. ``constant_inputs``: the inputs that are not
+    explained, and why. ``inside``: the nodes before its end that targets read. ``changed``: the
+    program as it was captured, where values are set in this one, which the model does not have.
+    ``labels``: nodes by name, if anyone asked for names (``tracer.names``). ``axes``: what the axes
+    of each tensor hold that depends on a leaf. ``memo``: what others worked out about this program;
+    a variation of it begins with a memo of its own. ``kin``: what holds for all programs of a model
+    that differ in lengths, and for their variations.
     """
 
     graph: fx.Graph
@@ -110,6 +110,7 @@ class Program:
     choices: tuple[str, ...] = ()
     draws: tuple[str, ...] = ()
     guards: Guards | None = None
+    stored: bool = False
     dtype: torch.dtype | None = None
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     constant_inputs: Mapping[str, str] = field(default_factory=dict)

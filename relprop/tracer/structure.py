@@ -29,14 +29,14 @@ def structure(model: nn.Module) -> tuple[Hashable, ...]:
         *(_modules._global_forward_hooks, _modules._global_forward_pre_hooks),
         *(_modules._global_backward_hooks, _modules._global_backward_pre_hooks),
     )
-    return (*parts, *((k, _Same(f)) for hooks in everywhere for k, f in hooks.items()))
+    return (*parts, *((k, Same(f)) for hooks in everywhere for k, f in hooks.items()))
 
 
 def _own_parts(module: nn.Module, seen: dict[int, Hashable]) -> tuple[Hashable, ...]:
     """What changes when one module does, without the modules inside it."""
     settings = tuple(
         [
-            (k, v if type(v) in _PLAIN else _Same(v) if k == HOOK else _setting(v, seen))
+            (k, v if type(v) in _PLAIN else Same(v) if k == HOOK else _setting(v, seen))
             for k, v in vars(module).items()
             if k not in _OF_EVERY_MODULE
         ]
@@ -47,9 +47,9 @@ def _own_parts(module: nn.Module, seen: dict[int, Hashable]) -> tuple[Hashable, 
         *(module._forward_hooks, module._forward_pre_hooks),
         *(module._backward_hooks, module._backward_pre_hooks),
     )
-    called = tuple([(k, _Same(f)) for group in hooks if group for k, f in group.items()])
+    called = tuple([(k, Same(f)) for group in hooks if group for k, f in group.items()])
     attention = said(setting(module, "config"), "_attn_implementation")
-    return _Same(module), _code(type(module), seen), settings, tensors, called, attention
+    return Same(module), _code(type(module), seen), settings, tensors, called, attention
 
 
 def _code(kind: type, seen: dict[int, Hashable]) -> Hashable:
@@ -60,7 +60,7 @@ def _code(kind: type, seen: dict[int, Hashable]) -> Hashable:
         written = [f for c in own for f in vars(c).values() if isinstance(f, types.FunctionType)]
         called = [f.__globals__.get(n) for f in written for n in f.__code__.co_names]
         functions = [*written, *(f for f in called if isinstance(f, types.FunctionType))]
-        seen[id(kind)] = _Same(kind), tuple((_Same(f), _Same(f.__code__)) for f in functions)
+        seen[id(kind)] = Same(kind), tuple((Same(f), Same(f.__code__)) for f in functions)
     return seen[id(kind)]
 
 
@@ -72,7 +72,7 @@ def _kind(t: Tensor, seen: dict[int, Hashable]) -> tuple[Hashable, ...]:
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
-class _Same:
+class Same:
     """An object as a part of a key: equal to itself alone, never to another that was given its
     address when it was gone."""
 
@@ -85,12 +85,17 @@ class _Same:
         except TypeError:  # what cannot be referred to weakly is of a built-in kind
             self.reference = lambda: None
 
+    @property
+    def thing(self) -> object:
+        """The object; ``None`` where it is gone, or of a built-in kind."""
+        return self.reference()
+
     def __hash__(self) -> int:
         return self.number
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, _Same)
+            isinstance(other, Same)
             and self.number == other.number
             and self.reference() is other.reference()
         )
@@ -107,11 +112,11 @@ def _setting(value: object, seen: dict[int, Hashable], depth: int = 3) -> Hashab
     if value is None or isinstance(value, _VALUES):
         return value
     if isinstance(value, Tensor):  # an attribute that is no buffer is a constant of the graph
-        return _Same(value), 0 if value.is_inference() else value._version
+        return Same(value), 0 if value.is_inference() else value._version
     if isinstance(value, nn.Module) or depth == 0:
         return type(value).__name__
     if isinstance(value, _FUNCTIONS):
-        return _Same(value)
+        return Same(value)
     if id(value) not in seen:
         seen[id(value)] = "..."
         seen[id(value)] = _inside(value, seen, depth - 1)
@@ -126,5 +131,5 @@ def _inside(value: object, seen: dict[int, Hashable], depth: int) -> Hashable:
         items: Mapping[object, object] = value
     else:
         items = getattr(value, "__dict__", {})
-    kind = _Same(value) if callable(value) else type(value).__name__
+    kind = Same(value) if callable(value) else type(value).__name__
     return kind, tuple((str(k), _setting(v, seen, depth)) for k, v in items.items())

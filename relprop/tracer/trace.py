@@ -9,15 +9,16 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, islice
 
 from torch import Tensor, nn
 
-from relprop.errors import InputError
+from relprop.errors import CaptureError, InputError
 from relprop.progress import doing
 from relprop.tracer.assemble import assemble, without_tokens
 from relprop.tracer.binding import Inputs
 from relprop.tracer.capture import Capture, capture
+from relprop.tracer.constants import Constants
 from relprop.tracer.draws import is_random_call
 from relprop.tracer.facts import describe, facts_of
 from relprop.tracer.judge import model_run
@@ -25,11 +26,13 @@ from relprop.tracer.leaves import hold_still
 from relprop.tracer.lengths import graph_at, has_same_calls, is_alike
 from relprop.tracer.offloaded import runs_on, tensor_of
 from relprop.tracer.passes import canonicalise
-from relprop.tracer.program import Program
+from relprop.tracer.passes.spelling.autocast import inline_regions
+from relprop.tracer.program import OutputTree, Program
 from relprop.tracer.shadow import shadow_of
+from relprop.tracer.stored import Stored
 from relprop.tracer.structure import is_places, structure
 from relprop.tracer.surroundings import SHADOWED, TRACING, undisturbed
-from relprop.tracer.verify import agrees, verify
+from relprop.tracer.verify import COMPARED, agrees, verify
 
 _MOST = 64  # programs of one model
 _LAST = 4  # captured programs, of which any two may give that of another length
@@ -63,6 +66,11 @@ class _Known:
             self.programs.pop(next(iter(self.programs)))
         self.programs[key] = program
 
+    def drop(self, key: Hashable) -> None:
+        """Let go of what holds under a key."""
+        self.programs.pop(key, None)
+        self.guarded.pop(key, None)
+
     def of_family(self, family: Hashable) -> deque[Program]:
         """The captured programs of a family, to which others may be added."""
         if family not in self.captured and len(self.captured) >= _FAMILIES:
@@ -70,7 +78,8 @@ class _Known:
         return self.captured.setdefault(family, deque(maxlen=_LAST))
 
 
-#: What the model returned where programs were made within a call, and of which sample each.
+#: What the model returned where programs were made within a call, and of which sample each; set
+#: where the call compares what it computes by them with the model's outputs.
 RETURNED: ContextVar[list[tuple[Inputs, list[Tensor]]] | None] = ContextVar(
     "RETURNED", default=None
 )
@@ -84,35 +93,49 @@ def trace_program(
 
     ``token_inputs`` names the inputs to explain (default: all floating ones, and integer ones that
     feed an embedding, but for embeddings that are only added to another input's: segments, places).
-    The graph is compared with the model on the first sample, once, and a mismatch raises
-    ``CaptureError``. Programs are cached per model and input shapes, until the model's structure
-    changes; one that depends on values serves inputs of which Python reads the same values, if that
-    can be told. Of inputs that differ in their
-    lengths alone, two are captured, and the others' programs are made of those where the model's
-    outputs agree. Threads may call this at once: one captures at a time, on a shadow of the model.
+    Where the call itself does not, the graph is compared with the model on the first sample, once,
+    and a mismatch raises ``CaptureError``. Programs are cached per model and input shapes, until
+    the model's structure changes; one that depends on values serves inputs of which Python reads
+    the same values, if that can be told. Of inputs that differ in their lengths alone, two are
+    captured, and the others' programs are made of those where the model's outputs agree. What was
+    captured may be stored for later processes (``tracer.stored``). Threads may call this at once:
+    one captures at a time, on a shadow of the model.
     """
     made = structure(model)
     key = (inputs.signature, made, token_inputs)
     known = _cache.setdefault(model, _Known())
-    if (program := known.programs.get(key)) is not None:
+    program = known.programs.get(key)
+    if program is not None and _is_compared(program):
         return program
     with TRACING, undisturbed(model):
-        if key in known.programs:  # by another thread, meanwhile
-            return known.programs[key]
         sample = inputs.select(0, 1)
-        if (guarded := known.guarded_by(key, sample)) is not None:
-            return guarded
+        program = known.programs.get(key) or known.guarded_by(key, sample)
+        if program is not None:
+            with contextlib.suppress(CaptureError):
+                if not _is_compared(program):
+                    verify(program, model, sample, model_run(model, sample)[0])
+                return program
+            known.drop(key)  # the model was changed, unseen, before anyone compared it
         others = known.of_family((inputs.family, made, token_inputs))
         program = _at_length(model, sample, token_inputs, others)
+        stored = Stored.of(model, sample) if program is None else None
+        if program is None and stored is not None:
+            program = _stored(model, sample, token_inputs, stored, others)
         if program is None:
-            program = _traced(model, sample, token_inputs)
+            program = _traced(model, sample, token_inputs, stored)
             if not program.input_specialised:
-                kin = next((p.kin for p in others if has_same_calls(p, program)), program.kin)
-                program = replace(program, kin=kin)
+                for kin in (p.kin for p in others if has_same_calls(p, program)):
+                    program = replace(program, kin=kin)
+                    break
                 others.append(program)
         if not program.input_specialised or program.guards is not None:
             known.keep(key, program)
         return program
+
+
+def _is_compared(program: Program) -> bool:
+    """Whether a program was compared with its model, or is by the call."""
+    return COMPARED in program.memo or RETURNED.get() is not None
 
 
 def _at_length(
@@ -120,10 +143,11 @@ def _at_length(
     sample: Inputs,
     token_inputs: tuple[str, ...] | None,
     captured: Iterable[Program],
+    run: tuple[list[Tensor], OutputTree] | None = None,
 ) -> Program | None:
     """The program for a sample of another length than the ``captured`` ones; ``None`` where they
-    give none that agrees with the model."""
-    sizes, run = tuple(tuple(t.shape) for t in sample.tensors), None
+    give none that agrees with the model. ``run``: what the model returned for it, if it ran."""
+    sizes = tuple(tuple(t.shape) for t in sample.tensors)
     for first, second in combinations(reversed(tuple(captured)), 2):
         if first.draws or (graph := graph_at(first, second, sizes)) is None:
             continue
@@ -138,12 +162,47 @@ def _at_length(
     return None
 
 
-def _traced(model: nn.Module, sample: Inputs, token_inputs: tuple[str, ...] | None) -> Program:
-    """The model's program for one sample, checked against the model."""
+def _stored(
+    model: nn.Module,
+    sample: Inputs,
+    token_inputs: tuple[str, ...] | None,
+    stored: Stored,
+    others: deque[Program],
+) -> Program | None:
+    """The program that an earlier process stored, or that of two lengths that it stored gives;
+    ``None`` where there is none that agrees with the model."""
+    if stored.is_empty():
+        return None
+    with doing("reading its graph from disk (once)"):
+        eager, outputs = run = model_run(model, sample)
+        if (raw := stored.read(sample, outputs)) is not None:
+            raw.eager = eager
+            with contextlib.suppress(CaptureError):
+                program = _program_of(model, sample, token_inputs, raw)
+                _returned(program, sample, eager)
+                others.append(program)
+                return program
+        for raw in islice(stored.others(sample, outputs), 2):
+            others.append(_read(model, sample, token_inputs, raw))
+        return _at_length(model, sample, token_inputs, others, run)
+
+
+def _traced(
+    model: nn.Module,
+    sample: Inputs,
+    token_inputs: tuple[str, ...] | None,
+    stored: Stored | None,
+) -> Program:
+    """The model's program for one sample, captured and checked against the model."""
     with doing("capturing the model (once)"):
         raw = _captured(model, sample)
     with doing("reading its graph (once)"):
+        if stored is not None:  # a region holds a graph of its own
+            inline_regions(raw.graph, Constants(raw.constants, runs_on(model, sample.tensors[0])))
+        writing = stored.writing(sample, raw) if stored is not None else None
         program = _program_of(model, sample, token_inputs, raw)
+    if writing is not None:
+        writing.write()
     _returned(program, sample, raw.eager)
     return program
 
@@ -157,9 +216,19 @@ def _returned(program: Program, sample: Inputs, outputs: list[Tensor]) -> None:
 def _program_of(
     model: nn.Module, sample: Inputs, token_inputs: tuple[str, ...] | None, raw: Capture
 ) -> Program:
-    """The program of what was captured."""
-    device = runs_on(model, sample.tensors[0])
+    """The program of what was captured, checked against the model."""
     random_calls = tuple(describe(n) for n in raw.graph.nodes if is_random_call(n))
+    program = _read(model, sample, token_inputs, raw)
+    if raw.draws or random_calls or not _is_compared(program):
+        verify(program, model, sample, raw.eager, random_calls)
+    return program
+
+
+def _read(
+    model: nn.Module, sample: Inputs, token_inputs: tuple[str, ...] | None, raw: Capture
+) -> Program:
+    """The program of what was captured, of this sample or of one like it."""
+    device = runs_on(model, sample.tensors[0])
     places = {f"model.{k}": tensor_of(model, k) for k, t in model.named_buffers() if is_places(t)}
     canonicalise(raw.graph, device, raw.constants, places)
     program = assemble(raw, sample.names, token_inputs, model)
@@ -168,7 +237,6 @@ def _program_of(
         canonicalise(raw.graph, device, raw.constants, places)
         settled = assemble(raw, sample.names, tuple(program.leaves), model)
         program = replace(settled, constant_inputs=program.constant_inputs)
-    verify(program, model, sample, raw, random_calls)
     return program
 
 

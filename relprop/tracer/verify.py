@@ -11,7 +11,6 @@ from torch import Tensor, fx, nn
 from relprop.errors import CaptureError, message
 from relprop.tracer.binding import Inputs
 from relprop.tracer.calls import Values
-from relprop.tracer.capture import Capture
 from relprop.tracer.draws import numbers_of
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.facts import describe, is_batched, is_floating, role
@@ -30,32 +29,35 @@ from relprop.tracer.surroundings import other_chance
 
 #: By how much closer a graph that was not captured must be to the model than a captured one.
 CLOSER = 16.0
+#: Under which key a program remembers that it was compared.
+COMPARED = "compared with the model"
 
 
 def verify(
     program: Program,
     model: nn.Module,
     inputs: Inputs,
-    raw: Capture,
+    eager: Sequence[Tensor],
     random_calls: tuple[str, ...] = (),
 ) -> None:
-    """The canonical graph's outputs against the model's own, on the captured sample.
+    """The canonical graph's outputs against the model's own (``eager``), on the captured sample.
     ``random_calls``: where the model draws numbers that the graph does not hold."""
     with other_chance(model, 1):  # what the graph still draws it draws otherwise than the model
         values = execute(program, model, inputs, keep=set(program.output_nodes))
-    for name, node, eager, error, scale in _compared(program, values, raw.eager):
-        if not error <= tolerance(program, eager.dtype) * scale:
-            if (habit := _habit(program, model, inputs, raw, random_calls)) is not None:
+    for name, node, own, error, scale in _compared(program, values, eager):
+        if not error <= tolerance(program, own.dtype) * scale:
+            if (habit := _habit(program, model, inputs, eager, random_calls)) is not None:
                 raise habit
             outputs = {n: whole_cut(n) for n in program.output_nodes}
             if rounding_decides(program, model, inputs, values, outputs):
-                return  # no two ways to add up agree: the judge of the call says so, or refuses
+                break  # no two ways to add up agree: the judge of the call says so, or refuses
             fact = (
                 f"the captured graph differs from the model: output {name!r} by "
                 f"{error:.2e} where its largest value is {scale:.2e}"
             )
             then = ["report this model: a captured graph must equal the model it came from"]
             raise CaptureError(message(fact, at=describe(node), then=then))
+    program.memo.once(COMPARED, lambda: True)
 
 
 def agrees(program: Program, model: nn.Module, inputs: Inputs, eager: Sequence[Tensor]) -> bool:
@@ -65,7 +67,7 @@ def agrees(program: Program, model: nn.Module, inputs: Inputs, eager: Sequence[T
     return all(
         error <= tolerance(program, own.dtype) * scale / CLOSER
         for *_, own, error, scale in _compared(program, values, eager)
-    )
+    ) and program.memo.once(COMPARED, lambda: True)
 
 
 def _compared(
@@ -82,7 +84,7 @@ def _habit(
     program: Program,
     model: nn.Module,
     inputs: Inputs,
-    raw: Capture,
+    eager: Sequence[Tensor],
     random_calls: tuple[str, ...],
 ) -> CaptureError | None:
     """Why a model differs from its graph through no fault of the graph, if that is so: it draws
@@ -90,7 +92,7 @@ def _habit(
     if random_calls:
         fact = "the model draws by chance in eval mode, by numbers that it works out of its inputs"
         return CaptureError(message(fact, at=random_calls[0], then=_KEEP_DRAWS))
-    if unsteady(model, inputs, raw.eager, numbers_of(raw.constants)):
+    if unsteady(model, inputs, eager, numbers_of(program.constants)):
         return CaptureError(message(UNSTEADY, then=KEEP_STEADY))
     rounded = next((n for n in program.graph.nodes if _rounds(n)), None)
     if rounded is None:

@@ -31,14 +31,6 @@ SMALL = {
 }
 
 
-@pytest.fixture
-def captures(monkeypatch):
-    """How often a model is captured: a list that grows by one for each."""
-    made, capture = [], trace.capture
-    monkeypatch.setattr(trace, "capture", lambda *given: (made.append(given), capture(*given))[1])
-    return made
-
-
 def ids(length, **more):
     tokens = torch.randint(3, 50, (1, length), generator=torch.manual_seed(length))
     return {"input_ids": tokens, **more}
