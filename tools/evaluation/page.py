@@ -59,16 +59,22 @@ def blocks(found: Mapping[str, Numbers]) -> dict[str, str]:
     }
     parts |= {f"differences-{name}": differences(found[name]) for name in PICTURES if name in found}
     return parts | {
-        f"all-{name}": numbers.table(f"{HEADING.get(name, name)}: every row and column").markdown()
+        f"all-{name}": numbers.table(
+            f"{HEADING.get(name, name)}: all methods, with intervals",
+            columns=[c.name for c in _columns(numbers) if not c.statistic.name.startswith("k = ")],
+        ).markdown()
         for name, numbers in found.items()
     }
+
+
+def _columns(numbers: Numbers) -> list[Column]:
+    return [Column(m, s) for m in numbers.measures for s in m.statistics]
 
 
 def differences(numbers: Numbers) -> str:
     """What a balanced gradient, the positive part and other rules change: one row less another, by
     paired bootstrap; ° where the interval holds 0."""
-    columns = [Column(m, s) for m in numbers.measures for s in m.statistics]
-    columns = [c for c in columns if c.name in DIFFERENT]
+    columns = [c for c in _columns(numbers) if c.name in DIFFERENT]
     pairs = {f"{row} − {other}": (row, other) for row, other in DIFFERENCES}
 
     def cell(pair: str, column: Column) -> str:
@@ -84,57 +90,32 @@ def differences(numbers: Numbers) -> str:
 
 
 def paper_table(paper: PaperTable, numbers: Numbers) -> str:
-    """One of the papers' tables: ours, with the two floors, then the published numbers and how the
-    orders of the methods agree."""
-    columns = [
-        c.name
-        for m in numbers.measures
-        for c in (Column(m, s) for s in m.statistics)
-        if c.name in paper.columns or m.name in paper.columns
-    ]
-    table = numbers.table(paper.title, [*paper.rows, *FLOORS], columns)
-    lines = [table.markdown(paper.transposed)]
-    if paper.published:
-        lines += ["", f"Published ({paper.published_on}):", "", _published(paper)]
-        lines += ["", *(f"- {agreement(paper, table, column)}" for column in paper.columns)]
-    else:
-        lines += ["", f"Published: {paper.published_on}."]
-    return "\n".join(lines)
+    """One of the papers' tables: the numbers of here, without intervals, the published ones in
+    brackets, and how the orders of the methods agree."""
+    table = numbers.table(paper.title, [*paper.rows, *FLOORS], paper.columns)
 
-
-def _published(paper: PaperTable) -> str:
-    def cell(row: str, column: str) -> str:
-        value = paper.published.get((row, column))
-        return "–" if value is None else f"{value:g}"
-
-    return markdown_grid(
-        paper.rows, [(column, column) for column in paper.columns], cell, paper.transposed
-    )
-
-
-def agreement(paper: PaperTable, table: Table, column: str) -> str:
-    """One sentence: the order of the methods here, the published one, and Spearman's ρ of the
-    two."""
-    rows = [
-        row
-        for row in paper.rows
-        if (row, column) in paper.published and (row, column) in table.cells
-    ]
-    better = next(c.higher_is_better for c in table.columns if c.name == column)
-    published = sorted(rows, key=lambda row: paper.published[row, column], reverse=better)
-    ours = [row for row in table.order(column) if row in rows]
-    rho = float(
-        needed("scipy.stats")
-        .spearmanr(
-            [table.cells[r, column].interval.mean for r in rows],
-            [paper.published[r, column] for r in rows],
+    def cell(row: str, column: Column) -> str:
+        here, there = (
+            table.text(row, column).split(" [")[0],
+            paper.published.get((row, column.name)),
         )
-        .statistic
-    )
-    return (
-        f"{column}, best first: here {' > '.join(ours)}; published "
-        f"{' > '.join(published)}; Spearman's ρ of the numbers {rho:.2f}."
-    )
+        return here if there is None else f"{here} ({there:g})"
+
+    headings = [(f"{c.name} {'↑' if c.higher_is_better else '↓'}", c) for c in table.columns]
+    said = f"Published ({paper.published_on})"
+    if paper.published:
+        agreed = "; ".join(f"{c} {agreement(paper, table, c):.2f}" for c in paper.columns)
+        said = f"{said}: in brackets. Spearman's ρ of the two: {agreed}"
+    grid = markdown_grid(table.rows, headings, cell, paper.transposed)
+    return f"### {paper.title}\n\n{grid}\n\n{said}."
+
+
+def agreement(paper: PaperTable, table: Table, column: str) -> float:
+    """Spearman's ρ of the numbers here and the published ones."""
+    rows = [r for r in paper.rows if (r, column) in paper.published and (r, column) in table.cells]
+    here = [table.cells[r, column].interval.mean for r in rows]
+    published = [paper.published[r, column] for r in rows]
+    return float(needed("scipy.stats").spearmanr(here, published).statistic)
 
 
 def draw(found: Mapping[str, Numbers], folder: Path) -> list[Path]:

@@ -164,8 +164,9 @@ TABLES = (
         "Chefer et al. 2021, Figure 4: token-F1 (%) of the k best words",
         "reviews",
         CVPR_2021,
-        ("token-F1",),
-        "BERT, ERASER Movie Reviews; a picture, no numbers",
+        ("token-F1: mean over k",),
+        "BERT, ERASER Movie Reviews: a picture, no numbers",
+        transposed=True,
     ),
     PaperTable(
         "attcat-table-1",
