@@ -162,11 +162,9 @@ def test_the_readmes_tour_runs(tmp_path, monkeypatch, capsys):
     from relprop.demo.quadrants import make_quadrants
 
     drawn = make_quadrants(1, seed=4)
-    tour = next(
-        b
-        for b in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-        if "relprop.check(" in b
-    )
+    rows = re.findall(r"^\| .*? \| (.*) \| \[", (ROOT / "README.md").read_text(), re.M)
+    tour = [call for row in rows for call in re.findall(r"`(.*?)`", row)]
+    assert len(tour) > 15
     sizes = {
         "hidden_size": 32,
         "num_hidden_layers": 2,
@@ -213,7 +211,7 @@ def test_the_readmes_tour_runs(tmp_path, monkeypatch, capsys):
         "explanation": relprop.explain(model, inputs),
         "MyLayer": torch.nn.GELU,
     }
-    exec(compile(tour, "README.md", "exec"), scope)
+    exec(compile("\n".join(tour), "README.md", "exec"), scope)
     assert "check: ok" in capsys.readouterr().out and (tmp_path / "one.safetensors").exists()
 
 

@@ -18,7 +18,7 @@ def test_the_network_is_shown_the_middle_of_a_photograph():
 
 
 def test_the_picture_is_what_the_readme_shows():
-    assert "](docs/pictures/photographs.png)" in (ROOT / "README.md").read_text()
+    assert "](pictures/photographs.png)" in (ROOT / "docs/trained-models.md").read_text()
     assert (ROOT / "docs/pictures/photographs.png").stat().st_size > 100_000
 
 
