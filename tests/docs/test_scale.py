@@ -38,7 +38,7 @@ def test_a_tiny_case_is_measured(tmp_path):
         assert expected.items() <= record.items() and "missing" not in record
     assert memory["bytes"] >= 0 and time["seconds"] > 0 and time["forward"] > 0
     assert result["environment"]["torch"]
-    assert "16,384 tokens" in (tmp_path / "scale.md").read_text()
+    assert "| 16,384 |" in (tmp_path / "scale.md").read_text()
     assert len(list((tmp_path / "pictures").glob("*.png"))) == 2
 
 
