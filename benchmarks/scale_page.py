@@ -121,8 +121,8 @@ Each call explains one input.
 - The last column is the power of the tokens with which a figure grows, fitted from {FROM:,} tokens
   on. A dash was not measured: not run so far, or longer than the limit (scale.json says which).
 - Not all figures are of one commit. Those of the text models' {LAYERS} layers at {TOKENS[0]}
-  tokens, and the newest (8,192 tokens, `memory=0`, most of 4,096), are of attention maps in chunks of
-  {CHUNK_BYTES // 2**20} MiB, as today; the rest are of chunks of 4 MiB.
+  tokens, and the newest (8,192 tokens, `memory=0`, most of 4,096), are of attention maps in chunks
+  of {CHUNK_BYTES // 2**20} MiB, as today; the rest are of chunks of 4 MiB.
 
 ![Time of each method over tokens, for three models](pictures/{time})
 
@@ -204,8 +204,8 @@ def _memory() -> str:
     return """## How much memory a call may take
 
 `memory=` of `explain`, `explain_many`, `compare` and `explain_generation` (`--memory` of the
-command line) is a number of bytes, on top of the model. With `memory="auto"`, the default, a call may take
-half of what is free; `None` is no limit. The need is worked out before anything runs.
+command line) is a number of bytes, on top of the model. With `memory="auto"`, the default, a call
+may take half of what is free; `None` is no limit. The need is worked out before anything runs.
 `relprop.check` prints it, also for inputs two and four times as long.
 
 If the need is more, the graph is cut into *segments*. The forward pass keeps only what crosses a
