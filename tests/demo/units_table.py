@@ -180,7 +180,7 @@ def cell(method, unit, said):
 def written(columns):
     """The page."""
     lines = [
-        "# Models whose right attribution is known by algebra",
+        "# Unit models: which method gives the right attribution, by algebra",
         "",
         (
             "<!-- Written by `python -m tests.demo.units_table`; a test compares it with "
@@ -188,11 +188,9 @@ def written(columns):
         ),
         "",
         (
-            "Transformers of one or two blocks with weights set by hand "
-            "(`tools.units`), in double precision. What a right explanation must "
-            "say of each token is known"
+            "Eight transformers of one or two blocks with weights set by hand (`tools.units`), "
+            "so that the right attribution of each token follows from algebra:"
         ),
-        "before anything is computed, and asks for no scale:",
         "",
     ]
     lines += [

@@ -188,6 +188,5 @@ def test_every_method_on_every_kind_of_model(model):
         for line in page.splitlines()
         if line.startswith("| `")
     }
-    assert {m: sentences.get(cell, cell) for m, cell in rows.items()} == found, (
-        "python -m tests.methods.table"
-    )
+    said = {m: sentences.get(cell, cell) for m, cell in rows.items()}
+    assert dict.fromkeys(found, "yes") | said == found, "python -m tests.methods.table"
