@@ -9,7 +9,6 @@ import torch
 
 import relprop
 from relprop.operations import ELEMENTWISE, MOVES, Kind, kind
-from relprop.operations.page import PAGE, written
 from relprop.operations.table import TABLE
 
 aten = torch.ops.aten
@@ -36,10 +35,6 @@ POINTWISE = [
     if torch.Tag.pointwise in o.tags and not o._schema.is_mutable and "out" not in o._overloadname
 ]
 VIEWS = [o for o in overloads() if o.is_view and not o._schema.is_mutable]
-
-
-def test_the_page_has_the_table():
-    assert PAGE.read_text() == written(PAGE.read_text()), "run python -m relprop.operations.page"
 
 
 def test_every_line_names_an_operator():
