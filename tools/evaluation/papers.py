@@ -42,19 +42,13 @@ CHANGED = tuple(
     )
     for method in methods
 )
-#: Rows whose differences are told, the first less the second.
+#: Rows whose differences are told, the first less the second; of attcat they are as of cat.
 DIFFERENCES = (
     ("gae, balanced", "gae"),
-    *(
-        pair
-        for m in ("cat", "attcat")
-        for pair in (
-            (f"{m}, positive", m),
-            (f"{m}, balanced", m),
-            (f"{m}, balanced, positive", f"{m}, balanced"),
-            (f"{m}, balanced, positive", OURS),
-        )
-    ),
+    ("cat, positive", "cat"),
+    ("cat, balanced", "cat"),
+    ("cat, balanced, positive", "cat, balanced"),
+    ("cat, balanced, positive", OURS),
     ("gradient_x_input, balanced", "gradient_x_input"),
     ("lrp_gamma", "attnlrp"),
     ("lrp_gamma", OURS),
