@@ -31,7 +31,7 @@ relprop compares its graph with the model's own forward pass in every call; `ver
 that out. *Differs by* is the largest difference of scores between the library and relprop for the
 method of the same name, as a share of the largest score, with the correlation. A dash: not a
 method of both, or not of the same shape.
-Measured with torch {torch}, Python {python}, on {cores} cores; the machine did other work beside it
+Measured with torch {torch}, Python {python}, on {cores} cores; the machine had other work, too
 (load {load}).
 """
 
