@@ -64,7 +64,7 @@ def calls(model: nn.Module, example: Tensor, given: argparse.Namespace) -> Itera
         yield f"{method}, flat, verify=True", False, lambda x, flat=checked: flat(x, 3)
         for ledger in (False, True):
             flat = relprop.compile(model, example, ledger=ledger, verify=False, **how)
-            name = f"{method}, flat" + ", with books" * ledger
+            name = f"{method}, flat" + ", with a ledger" * ledger
             yield name, False, lambda x, flat=flat: flat(x, 3)
             if ledger:
                 continue

@@ -214,9 +214,10 @@ def _notes(records: list[Record]) -> str:
     rows = [
         [note, r.name]
         for r in records
+        for also in [", and has no balanced gradient" if r.unbalanced else ""]
         for note in (
-            r.walked and f"`attnlrp` goes rule by rule, which takes longer: {r.walked}",
-            r.unbalanced and f'no `gradient="balanced"`: {r.unbalanced}',
+            r.walked and f"`attnlrp` goes rule by rule, which takes longer{also}: {r.walked}",
+            r.unbalanced and not r.walked and f"no balanced gradient: {r.unbalanced}",
             r.gradient_rounding
             and "one gradient differs by more than 1e-12, as far as rounding alone does",
             r.front_end == "concrete" and "`torch.export` refuses; captured by a run on values",
