@@ -23,28 +23,6 @@ def _stacked(at):
 
 
 @spells("experts", EXPERTS)
-def masks_times_shares(at, x):
-    share, top = _share(at, x)
-    out = torch.zeros_like(x)
-    for i, expert in enumerate(at.experts):
-        out = out + ((top == i).to(x.dtype) * share)[..., None] * expert(x)
-    return out
-
-
-@spells("experts", EXPERTS)
-def results_times_masks_times_shares(at, x):
-    share, top = _share(at, x)
-    return sum(e(x) * (top == i)[..., None] * share[..., None] for i, e in enumerate(at.experts))
-
-
-@spells("experts", EXPERTS)
-def stacked_and_summed(at, x):
-    shares = at.router(x).softmax(-1)
-    chosen = torch.where(shares >= shares.amax(-1, keepdim=True), shares, 0)
-    return torch.stack([chosen[..., i, None] * e(x) for i, e in enumerate(at.experts)]).sum(0)
-
-
-@spells("experts", EXPERTS)
 def tokens_repeated_for_all(at, x):
     """As Llama 4: every expert's product with all tokens, one ``bmm``."""
     shares = at.router(x).softmax(-1)
@@ -103,54 +81,6 @@ def tokens_found_by_one_hot(at, x):
         own = expert(rows[None, places].reshape(-1, WIDTH))
         out.index_add_(0, places, own * share.reshape(-1, 1)[places])
     return out.view_as(x)
-
-
-@spells("experts", EXPERTS)
-def results_chosen_else_zero(at, x):
-    share, top = _share(at, x)
-    out = torch.zeros_like(x)
-    for i, expert in enumerate(at.experts):
-        out = out + torch.where((top == i)[..., None], expert(x), 0) * share[..., None]
-    return out
-
-
-@spells("experts", EXPERTS)
-def shares_inside_the_choice(at, x):
-    share, top = _share(at, x)
-    zero = torch.zeros(()).double()
-    return sum(
-        torch.where((top == i)[..., None], e(x) * share[..., None], zero)
-        for i, e in enumerate(at.experts)
-    )
-
-
-@spells("experts", EXPERTS)
-def results_masked_in_place(at, x):
-    share, top = _share(at, x)
-    out = 0
-    for i, expert in enumerate(at.experts):
-        y = expert(x) * share.unsqueeze(-1)
-        y[top != i] = 0.0
-        out = out + y
-    return out
-
-
-@spells("experts", EXPERTS)
-def results_hidden_where_not_chosen(at, x):
-    share, top = _share(at, x)
-    return sum(
-        torch.where((top - i).bool()[..., None], 0, e(x)) * share[..., None]
-        for i, e in enumerate(at.experts)
-    )
-
-
-@spells("experts", EXPERTS)
-def results_times_not_others(at, x):
-    share, top = _share(at, x)
-    out = torch.zeros_like(x)
-    for i, expert in enumerate(at.experts):
-        out += expert(x) * (1 - (top != i).to(x.dtype))[..., None] * share[..., None]
-    return out
 
 
 @spells("experts", EXPERTS)

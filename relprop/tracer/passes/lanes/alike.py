@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from torch import fx
+from torch.utils._pytree import TreeSpec, tree_flatten
 
-from relprop.operations import is_call, operand
+from relprop.operations import ELEMENTWISE, Kind, Value, kind, operand
 from relprop.operations.vocabulary import Written, WrittenNorm
-from relprop.tracer.editing import arguments, aten, emit, shape_of
+from relprop.tracer.editing import shape_of
 
 Lanes = tuple[fx.Node, ...]
-
-
 Key = TypeVar("Key")
-
-
 Made = TypeVar("Made")
+
+#: What aligns the axes of its operands from the last one on.
+ALIGNS = ELEMENTWISE | {Kind.MATMUL}
+#: What is given the shape of its result.
+SHAPED = (Kind.RESHAPE, Kind.EXPAND)
 
 
 class Apart(Exception):
@@ -72,9 +73,17 @@ def family(node: fx.Node) -> str | None:
     return None
 
 
-def operands(nodes: Lanes, i: int) -> Lanes:
-    """The i-th argument of every call."""
-    return tuple(arguments(n)[i] for n in nodes)
+def columns(nodes: Lanes) -> tuple[list[tuple[Value, ...]], TreeSpec]:
+    """Every argument of calls that are alike, in all of them, and how one call's arguments are put
+    together again; without a shape that follows from the call's own. Raises ``Apart`` if they are
+    not alike."""
+    if not alike(nodes):
+        raise Apart
+    shaped = kind(nodes[0]) in SHAPED
+    given = [tree_flatten((n.args[:1] if shaped else n.args, n.kwargs)) for n in nodes]
+    if any(spec != given[0][1] for _, spec in given):
+        raise Apart
+    return list(zip(*(values for values, _ in given), strict=True)), given[0][1]
 
 
 def kept_axis(node: fx.Node, dim: int) -> int | None:
@@ -83,22 +92,6 @@ def kept_axis(node: fx.Node, dim: int) -> int | None:
     ahead = math.prod(after[:dim])
     found = [i for i, s in enumerate(before) if s == after[dim] and math.prod(before[:i]) == ahead]
     return found[-1] if found and after[dim] > 1 else found[0] if len(found) == 1 else None
-
-
-def one_run(at: fx.Node, nodes: Lanes, dim: int) -> fx.Node | None:
-    """The tensor of which the lanes are neighbouring pieces, or that part of it."""
-    if not all(is_call(n, aten.slice) and arguments(n)[1] == dim for n in nodes):
-        return None
-    x = operand(nodes[0])
-    pairs = itertools.pairwise(nodes)
-    if any(operand(n) is not x or arguments(n)[4] != 1 for n in nodes):
-        return None
-    if any(arguments(a)[3] != arguments(b)[2] for a, b in pairs):
-        return None
-    first, last = arguments(nodes[0])[2], arguments(nodes[-1])[3]
-    if (first, last) == (0, shape_of(x)[dim]):
-        return x
-    return emit(at, aten.slice.Tensor, x, dim, first, last, 1)
 
 
 def undo(node: fx.Node, mark: fx.Node) -> None:

@@ -8,7 +8,7 @@ all, pieces of one tensor, or parameters: towers that only look alike are left a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from functools import partial
 from itertools import groupby
 
@@ -51,14 +51,10 @@ def _merged(node: fx.Node, known: Known, labels: Labels) -> fx.Node | None:
     parts = tuple(joined(node))
     if len(parts) < 2 or any(not is_live(p) for p in parts) or not is_worth(parts):
         return None
-    return _tried(node, (longer, partial(lifted, known=known, labels=labels)))
-
-
-def _tried(node: fx.Node, ways: tuple[Callable[..., fx.Node], ...]) -> fx.Node | None:
-    for attempt in ways:
+    for attempt in (longer, partial(lifted, known=known)):
         mark = node.prev
         try:
-            return attempt(node, tuple(joined(node)), arguments(node)[1])
+            return attempt(node, parts, arguments(node)[1], labels=labels)
         except Apart:
             undo(node, mark)
     return None

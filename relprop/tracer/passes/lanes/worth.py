@@ -3,9 +3,6 @@ none reads another."""
 
 from __future__ import annotations
 
-import heapq
-from dataclasses import dataclass
-
 from torch import fx
 
 from relprop.operations import Kind, is_call, kind, operand
@@ -15,14 +12,6 @@ from relprop.tracer.passes.sums.terms import is_scaled, position
 
 #: What makes lanes worth merging: rules or methods see the pieces apart.
 WORTH = frozenset({Kind.SOFTMAX, Kind.LINEAR, Kind.MATMUL, Kind.NORM, Kind.SUM, Kind.TOTAL})
-
-
-def is_weighted(node: fx.Node) -> bool:
-    """Whether a call that no two others read multiplies two activations."""
-    factors = arguments(node)[:2]
-    return (
-        is_call(node, aten.mul) and len(node.users) < 2 and all(is_tensor(f) for f in factors)
-    ) and all(is_live(f) for f in factors)
 
 
 def is_worth(parts: Lanes) -> bool:
@@ -35,37 +24,19 @@ def is_worth(parts: Lanes) -> bool:
     needed_by = {part: 1 << i for i, part in enumerate(parts)}
     if len(needed_by) < len(parts):
         return False
-    every, waiting = (1 << len(parts)) - 1, set(parts)
-    left = [_Last(part) for part in parts]
-    heapq.heapify(left)
+    every, node, waiting = (1 << len(parts)) - 1, max(parts), set(parts)
     found = _multiply_in_turn(parts)
-    while left:
-        node = heapq.heappop(left).node
-        lanes = needed_by.pop(node)
-        if node in waiting:
-            waiting.remove(node)
-            if lanes & (lanes - 1):
-                return False
-        elif lanes == every:
-            continue
-        found = found or (kind(node) in WORTH and len(node.all_input_nodes) > 0)
-        if found and not waiting:
-            return True
-        for above in filter(is_live, node.all_input_nodes):
-            if above not in needed_by:
-                heapq.heappush(left, _Last(above))
-            needed_by[above] = needed_by.get(above, 0) | lanes
+    while needed_by and not (found and not waiting):
+        lanes = needed_by.pop(node, 0)
+        if node in waiting and lanes & (lanes - 1):
+            return False
+        if node in waiting or lanes not in (0, every):
+            found = found or (kind(node) in WORTH and len(node.all_input_nodes) > 0)
+            for above in filter(is_live, node.all_input_nodes):
+                needed_by[above] = needed_by.get(above, 0) | lanes
+        waiting.discard(node)
+        node = node.prev
     return found
-
-
-@dataclass(frozen=True)
-class _Last:
-    """A node that is less than those before it in the graph."""
-
-    node: fx.Node
-
-    def __lt__(self, other: _Last) -> bool:
-        return other.node < self.node
 
 
 def _multiply_in_turn(parts: Lanes) -> bool:
@@ -74,7 +45,7 @@ def _multiply_in_turn(parts: Lanes) -> bool:
     products = list(parts)
     while all(kind(p) is Kind.RESHAPE for p in products):
         products = [operand(p) for p in products]
-    if not all(is_weighted(p) for p in products):
+    if not all(_multiplies(p) for p in products):
         return False
     for factors in ([arguments(p)[i] for p in products] for i in (0, 1)):
         places = [_place_of(f) for f in factors]
@@ -82,6 +53,13 @@ def _multiply_in_turn(parts: Lanes) -> bool:
         if first is None or places != [(*first[:2], first[2] + i) for i in range(len(places))]:
             return False
     return True
+
+
+def _multiplies(node: fx.Node) -> bool:
+    """Whether a call that no two others read multiplies two activations."""
+    if not is_call(node, aten.mul) or len(node.users) > 1:
+        return False
+    return all(is_tensor(f) and is_live(f) for f in arguments(node)[:2])
 
 
 def _place_of(factor: fx.Node) -> tuple[fx.Node, int, int] | None:

@@ -15,37 +15,38 @@ from relprop.tracer.passes.lanes.alike import kept_axis
 Label = tuple[fx.Node, int, int]
 
 
-def labels_of(node: fx.Node) -> Iterator[Label]:
-    """Along which axes of its operands a call treats all positions alike."""
+def labels_of(node: fx.Node, least: int = 2) -> Iterator[Label]:
+    """Along which axes of its operands, that are so long at ``least``, a call treats all positions
+    alike."""
     if not node.args:
         return
     what, wide = kind(node), rank(node)
     if what in ELEMENTWISE and not is_call(node, aten.prelu):
-        yield from _aligned(node, node.all_input_nodes, wide)
+        yield from _aligned(node, node.all_input_nodes, wide, least=least)
     elif is_call(node, aten.cat):
-        dim = arguments(node)[1]
-        yield from (t for t in _aligned(node, node.all_input_nodes, wide) if t[2] != dim)
+        every, dim = _aligned(node, node.all_input_nodes, wide, least=least), arguments(node)[1]
+        yield from (t for t in every if t[2] != dim)
     elif is_call(node, aten.matmul):
-        yield from _of_product(node)
+        yield from _of_product(node, least)
     elif what in (Kind.TOTAL, Kind.LARGEST, Kind.STATISTIC) and not is_call(node, aten.norm):
         yield from _of_reduction(node)
     else:
-        yield from _of_one(node, arguments(node)[0])
+        yield from _of_one(node, arguments(node)[0], least)
 
 
-def _of_one(node: fx.Node, x: fx.Node) -> Iterator[Label]:
+def _of_one(node: fx.Node, x: fx.Node, least: int) -> Iterator[Label]:
     """The labels of a call that treats alike the positions of its first operand alone."""
     what, wide = kind(node), rank(node)
     if what in (Kind.SOFTMAX, Kind.LOG_SOFTMAX, Kind.EXPAND):
-        yield from _aligned(node, [x], wide)
+        yield from _aligned(node, [x], wide, least=least)
     elif is_call(node, aten.linear):
-        yield from _aligned(node, [x], wide - 1, rank(x))
+        yield from _aligned(node, [x], wide - 1, rank(x), least)
     elif is_call(node, aten.layer_norm, aten.rms_norm):
-        yield from _aligned(node, [x], wide - len(argument(node, "normalized_shape")))
+        yield from _aligned(node, [x], wide - len(argument(node, "normalized_shape")), least=least)
     elif what is Kind.PERMUTE:
         yield from ((x, d, i) for i, d in enumerate(arguments(node)[1]))
     elif what is Kind.RESHAPE:
-        kept = ((kept_axis(node, i), i) for i in range(wide) if shape_of(node)[i] > 1)
+        kept = ((kept_axis(node, i), i) for i in range(wide) if shape_of(node)[i] >= least)
         yield from ((x, d, i) for d, i in kept if d is not None)
     elif is_call(node, aten.select, aten.slice):
         dim, gone = argument(node, "dim"), is_call(node, aten.select)
@@ -54,24 +55,24 @@ def _of_one(node: fx.Node, x: fx.Node) -> Iterator[Label]:
 
 
 def _aligned(
-    node: fx.Node, operands: Sequence[fx.Node], below: int, wide: int = 0
+    node: fx.Node, operands: Sequence[fx.Node], below: int, wide: int = 0, least: int = 2
 ) -> Iterator[Label]:
     """Axes as broadcasting aligns them, of the result's those ``below`` one."""
     for x in operands:
         ahead = (wide or rank(node)) - rank(x)
         for axis, size in enumerate(shape_of(x)):
             at = axis + ahead
-            if 0 <= at < below and size > 1 and shape_of(node)[at] == size:
+            if 0 <= at < below and size >= least and shape_of(node)[at] == size:
                 yield x, axis, at
 
 
-def _of_product(node: fx.Node) -> Iterator[Label]:
+def _of_product(node: fx.Node, least: int) -> Iterator[Label]:
     a, b = arguments(node)[:2]
     if a is b or min(rank(a), rank(b)) < 2:
         return
     last = rank(node) - 1
     for x, own, out in ((a, -2, last - 1), (b, -1, last)):
-        yield from _aligned(node, [x], last - 1)
+        yield from _aligned(node, [x], last - 1, least=least)
         yield x, rank(x) + own, out
     yield a, rank(a) - 1, -1
     yield b, rank(b) - 2, -1

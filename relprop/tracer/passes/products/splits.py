@@ -17,6 +17,7 @@ from relprop.tracer.editing import (
     joined,
     permuted,
     rank,
+    reshaped,
     shape_of,
     swap,
     tensor_inputs,
@@ -96,7 +97,7 @@ def _joined_from(
     if not apart or not _are_features(beside, source):
         return None
     order = beside.flatten(0, -2)[0].argsort()
-    x = _placed(at, source, beside[..., order])
+    x = placed(at, source, beside[..., order])
     if x is None:
         return None
     weight = _beside(at, [arguments(p)[1] for p in parts], order, labels)
@@ -113,7 +114,7 @@ def _of_columns(at: fx.Node, parts: list[fx.Node], labels: Labels) -> fx.Node | 
         return None
     order = sorted(range(len(parts)), key=lambda i: int(columns[i][0, 0]))
     beside = torch.cat([columns[i] for i in order], 1)
-    weight = _placed(at, whole, beside) if beside.unique().numel() == beside.numel() else None
+    weight = placed(at, whole, beside) if beside.unique().numel() == beside.numel() else None
     if weight is None:
         return None
     x = emit(at, aten.cat.default, [operand(parts[i]) for i in order], rank(operand(parts[0])) - 1)
@@ -127,7 +128,7 @@ def _beside(at: fx.Node, weights: list[fx.Node], order: Tensor, labels: Labels) 
         source = sources.pop()
         columns = _all_places(weights, source, labels)
         if columns is not None:
-            made = _placed(at, source, torch.cat(columns, 1)[:, order])
+            made = placed(at, source, torch.cat(columns, 1)[:, order])
             if made is not None:
                 return made
     weight = emit(at, aten.cat.default, weights, 1)
@@ -169,7 +170,7 @@ def _are_features(places: Tensor, source: fx.Node) -> bool:
     )
 
 
-def _placed(at: fx.Node, source: fx.Node, places: Tensor) -> fx.Node | None:
+def placed(at: fx.Node, source: fx.Node, places: Tensor) -> fx.Node | None:
     """The numbers of ``source`` that stand in ``places``, counted from 0: a box of it, its axes in
     another order; ``None`` where they lie otherwise."""
     box = torch.arange(val(source).numel()).reshape(shape_of(source))
@@ -180,6 +181,8 @@ def _placed(at: fx.Node, source: fx.Node, places: Tensor) -> fx.Node | None:
             box = box.narrow(axis, start, end - start)
     if box.numel() != places.numel():
         return None
+    if torch.equal(box.flatten(), places.flatten()):
+        return reshaped(at, source, places.shape)
     return reordered(at, source, torch.searchsorted(box.flatten(), places))
 
 
