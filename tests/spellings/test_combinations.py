@@ -112,7 +112,6 @@ def test_the_explanation_of_a_combination(base, seed):
 ONCE_WRONG = (
     (CAUSAL, "softmax=expm1", "scores=complex"),
     (START, "softmax=expm1", "contract=mm_of_every_head"),
-    (IDS, "mlp=tokens_in_equal_chunks", "project=one_input_at_a_time"),
     (PADDED, "scores=two_halves_of_the_features"),
     (LLAMA, "scores=two_halves_of_the_features"),
     (START, "position=token_by_token"),
