@@ -110,7 +110,6 @@ def test_the_explanation_of_a_combination(base, seed):
 
 #: Parts of one base that were wrong together, or on this base alone.
 ONCE_WRONG = (
-    (CAUSAL, "softmax=expm1", "scores=complex"),
     (START, "softmax=expm1", "contract=mm_of_every_head"),
     (PADDED, "scores=two_halves_of_the_features"),
     (LLAMA, "scores=two_halves_of_the_features"),

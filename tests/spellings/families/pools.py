@@ -100,8 +100,10 @@ spell(
 spell(
     "pool",
     PLAIN,
-    refused="sqrt.* has no form in real numbers",
-    complex_root=lambda x: (x.mean(1) + 0j).sqrt().square().real,
+    refused="matrix_exp.* has no form in real numbers",
+    complex_matrices=lambda x: (
+        (x.mean(1) + 0j).diag_embed().matrix_exp().diagonal(dim1=-2, dim2=-1).log().real
+    ),
 )
 
 

@@ -73,9 +73,6 @@ spell(
     complex_by_view=lambda x, a: torch.view_as_real(
         torch.view_as_complex(x.unflatten(-1, (2, -1)).mT.contiguous()) * _turns(a)
     ).mT.flatten(-2),
-    complex_turned_back=lambda x, a: _joined(
-        (torch.complex(*x.chunk(2, -1)).conj() * _turns(-a)).conj()
-    ),
     matrices=lambda x, a: (
         (_matrices(a) @ x.unflatten(-1, (2, -1)).mT[..., None]).squeeze(-1).mT.flatten(-2)
     ),
@@ -165,9 +162,6 @@ spell(
     ).flatten(-2),
     complex_by_einsum=lambda x, a: torch.view_as_real(
         torch.einsum("bhnp,np->bhnp", torch.view_as_complex(_neighbours(x).contiguous()), _turns(a))
-    ).flatten(-2),
-    complex_divided=lambda x, a: torch.view_as_real(
-        torch.view_as_complex(_neighbours(x).contiguous()) / _turns(-a)
     ).flatten(-2),
     rotate_every_two=lambda x, a: (
         x * a.cos().repeat_interleave(2, -1)

@@ -168,13 +168,6 @@ spell(
     vmap_over_heads=lambda q, k: torch.vmap(lambda a, b: a @ b.mT, (1, 1), 1)(q, k) * _scale(q),
     vmap_over_pairs=lambda q, k: _all_pairs(q, k) * _scale(q),
     features_reversed=lambda q, k: q.flip(-1) @ k.flip(-1).mT * _scale(q),
-    complex=lambda q, k: (
-        (
-            torch.view_as_complex(q.unflatten(-1, (-1, 2)))
-            @ torch.view_as_complex(k.unflatten(-1, (-1, 2))).mH
-        ).real
-        * _scale(q)
-    ),
 )
 
 

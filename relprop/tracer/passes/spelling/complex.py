@@ -1,223 +1,156 @@
-"""Complex numbers as pairs of real ones: a complex tensor is a real one with a last axis of two.
-
-Relevance travels along real numbers; a product of complex numbers is u·Re(w) + J(u)·Im(w), with
-J(a, b) = (−b, a): a rotation as it is written in real numbers."""
+"""Complex numbers as pairs of real ones, by PyTorch's ``ComplexTensor``: relevance travels along
+real numbers. What is written anew here is of a form that rules know better."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.complex_tensor import ComplexTensor
+from torch.utils._pytree import tree_map_only
 
-from relprop.operations import MOVES, Kind, Operator, argument, is_call, kind, operand, packet
-from relprop.tracer.editing import (
-    arguments,
-    aten,
-    emit,
-    expanded,
-    is_live,
-    is_tensor,
-    permuted,
-    rank,
-    reshaped,
-    shape_of,
-    tensor_inputs,
-    val,
-)
-from relprop.tracer.passes.spelling.complex_products import contracted, divided, multiplied
-from relprop.tracer.passes.spelling.pairs import (
-    mirrored,
-    pair_of,
-    part_of,
-    parts_of,
-    read_as_pair,
-    refused,
-    stacked,
-)
+from relprop.errors import CaptureError
+from relprop.operations import Operator, is_call, operand, packet
+from relprop.tracer.constants import Constants
+from relprop.tracer.editing import arguments, aten, emit, rank, tensor_inputs, val
+from relprop.tracer.facts import Facts, know, place, refusal
+from relprop.tracer.passes.spelling.definitions import Definitions
+from relprop.tracer.passes.spelling.fourier import between_complex, of_real, to_real
+from relprop.tracer.passes.trials.recipes import plain
 
-REAL_OF = {
-    torch.complex32: torch.float16,
-    torch.complex64: torch.float32,
-    torch.complex128: torch.float64,
-}
+Pairs = dict[fx.Node, Any]  # of complex tensors (real part, imaginary part), or a tuple of these
 
 
-#: What moves complex numbers and, in the same way, their pairs.
-ALONG_PAIRS = frozenset(
-    {Kind.RESHAPE, Kind.EXPAND, Kind.PERMUTE, Kind.SELECT, Kind.SLICE}
-    | {Kind.IDENTITY, Kind.DETACH}
-)
-
-
-def make_real(graph: fx.Graph) -> None:
-    """Put pairs of real numbers in place of all complex ones. Raises ``CaptureError`` naming an
-    operation of complex numbers that has no such form."""
-    if not any(_is_complex(n) for n in graph.nodes):
-        return
-    pairs: dict[fx.Node, fx.Node] = {}
+def make_real(graph: fx.Graph, constants: Constants) -> bool:
+    """Put pairs of real tensors in place of all complex ones; whether there was one. Raises
+    ``CaptureError`` naming an operation of complex numbers that has no such form."""
+    pairs: Pairs = {}
+    definitions = Definitions(constants.device)
     for node in list(graph.nodes):
-        complex_inputs = [i for i in node.all_input_nodes if i in pairs]
-        if not _is_complex(node) and not complex_inputs:
+        if not _is_complex(node) and not any(i in pairs for i in tensor_inputs(node)):
             continue
         if node.op == "output":
-            raise refused(node, "the model returns complex numbers")
-        made = _converted(node, pairs)
-        if _is_complex(node):
-            pairs[node] = made
+            raise _refused(node, "the model returns complex numbers")
+        if node.op != "call_function":
+            pairs[node] = _read_as_pair(node)
+        elif is_call(node, operator.getitem):
+            pairs[node] = pairs[operand(node)][arguments(node)[1]]
         else:
-            node.replace_all_uses_with(made)
+            made = _converted(node, definitions, pairs)
+            if isinstance(made, fx.Node):
+                node.replace_all_uses_with(made)
+            else:
+                pairs[node] = made
+    return bool(pairs)
 
 
 def _is_complex(node: fx.Node) -> bool:
     return isinstance(val(node), Tensor) and val(node).is_complex()
 
 
-def _converted(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    if node.op in ("placeholder", "get_attr"):
-        return read_as_pair(node)
-    convert = CONVERSIONS.get(packet(node))
-    if convert is not None:
-        return convert(node, pairs)
-    if kind(node) in MOVES | {Kind.CAST, Kind.IDENTITY, Kind.DETACH}:
-        return _moved(node, pairs)
-    if kind(node) is Kind.SUM:
-        return _summed(node, pairs)
-    if kind(node) is Kind.PAD and not argument(node, "value"):
-        return emit(node, node.target, pairs[operand(node)], [0, 0, *arguments(node)[1]])
-    if not is_live(node) and _is_complex(node) and not any(i in pairs for i in tensor_inputs(node)):
-        return read_as_pair(node)
-    raise refused(node, f"{node.target} has no form in real numbers here")
+def _read_as_pair(node: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """Complex numbers that a graph begins with."""
+    with node.graph.inserting_after(node):
+        whole = node.graph.call_function(aten.view_as_real.default, (node,))
+    know(whole, Facts(torch.view_as_real(val(node).resolve_conj()), place(node)))
+    after = whole.next
+    real, imaginary = (emit(after, aten.select.int, whole, rank(node), i) for i in (0, 1))
+    return real, imaginary
 
 
-def _summed(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    """u + v and u − v, of which one may be a number, or real."""
-    if all(is_tensor(a) for a in arguments(node)[:2]):
-        sides = [pair_of(node, a, pairs) for a in arguments(node)[:2]]
-        wide = max(rank(s) for s in sides)
-        fitted = [reshaped(node, s, [1] * (wide - rank(s)) + shape_of(s)) for s in sides]
-        return emit(node, node.target, *fitted)
-    real, imaginary = zip(*(parts_of(node, a, pairs) for a in arguments(node)[:2]), strict=True)
-    if not any(is_tensor(part) for part in imaginary):
-        imaginary = (emit(node, aten.zeros_like.default, real[0]), imaginary[1])
-    return stacked(node, *(emit(node, node.target, *part) for part in (real, imaginary)))
+def _converted(node: fx.Node, definitions: Definitions, pairs: Pairs) -> Any:
+    """What a call makes of complex numbers, in real ones: a node, or pairs of them."""
+    given = tensor_inputs(node)
+    made = definitions.written(
+        node,
+        _of_parts(node, pairs),
+        tuple(part for n in given for part in pairs.get(n, (n,))),
+        form=tuple(n in pairs for n in given),
+    )
+    if made is None:
+        raise _refused(node, f"{node.target} has no form in real numbers here")
+    return made
 
 
-def _moved(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    """A move of complex numbers: of pairs where it leaves the last axis of two alone, else of real
-    parts and of imaginary parts, in one."""
-    if kind(node) is Kind.CAST:
-        return _cast(node, operand(node), pairs)
-    if kind(node) in ALONG_PAIRS:
-        return _moved_pair(node, pairs[operand(node)])
-    halves = []
-    for which in (0, 1):
+def _of_parts(node: fx.Node, pairs: Pairs) -> Callable[..., object]:
+    """A call as a function of the real tensors that its operands consist of. Of real numbers that
+    it makes complex, the imaginary part is 0."""
+    function: Operator = FORMS.get(packet(node), node.target)
+    begins = packet(node) not in FORMS and not any(n in pairs for n in tensor_inputs(node))
 
-        def half(n: fx.Node, which: int = which) -> fx.Node:
-            return part_of(node, pairs[n], which) if n in pairs else n
+    def call(*tensors: Tensor) -> object:
+        parts = iter(tensors)
 
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), half)
-        halves.append(emit(node, node.target, *args, **kwargs))
-    return stacked(node, *halves)
+        def value(n: fx.Node) -> Tensor:
+            real = next(parts)
+            if n in pairs:
+                return ComplexTensor(real, next(parts))
+            return _complex(real) if begins else real
 
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
+        made = function(*plain(args), **plain(kwargs))
+        return tree_map_only(ComplexTensor, lambda z: (z.re, z.im), made)
 
-def _moved_pair(node: fx.Node, pair: fx.Node) -> fx.Node:
-    """A move that leaves the last axis of two alone."""
-    what, shape = kind(node), [*shape_of(node), 2]
-    if what is Kind.RESHAPE:
-        return reshaped(node, pair, shape)
-    if what is Kind.EXPAND:
-        return expanded(node, pair, shape)
-    if what is Kind.PERMUTE:
-        return permuted(node, pair, [*arguments(node)[1], len(shape) - 1])
-    return pair if what is Kind.IDENTITY else emit(node, node.target, pair, *arguments(node)[1:])
+    return call
 
 
-def _cast(node: fx.Node, x: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    """To another type: of a real tensor all imaginary parts are 0, and a real type drops them."""
-    if not _is_complex(node):
-        return emit(node, aten.to.dtype, part_of(node, pairs[x], 0), val(node).dtype)
-    dtype = REAL_OF[val(node).dtype]
-    if x in pairs:
-        return emit(node, aten.to.dtype, pairs[x], dtype)
-    x = x if val(x).dtype == dtype else emit(node, aten.to.dtype, x, dtype)
-    return pair_of(node, x, pairs)
+def _polar(size: Tensor, angle: Tensor) -> ComplexTensor:
+    return ComplexTensor(size * angle.cos(), size * angle.sin())
 
 
-def _as_complex(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    return operand(node)
+def _of_last_axis(x: Tensor) -> ComplexTensor:
+    return ComplexTensor(x.select(-1, 0), x.select(-1, 1))
 
 
-def _as_real(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    return pairs[operand(node)]
+def _size(z: ComplexTensor) -> Tensor:
+    size: Tensor = torch.linalg.vector_norm(torch.stack([z.re, z.im], -1), dim=-1)
+    return size
 
 
-def _of_parts(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    return stacked(node, *arguments(node)[:2])
+def _rolled(z: ComplexTensor, *how: Any) -> ComplexTensor:
+    return ComplexTensor(z.re.roll(*how), z.im.roll(*how))
 
 
-def _polar(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    size, angle = arguments(node)[:2]
-    parts = (emit(node, op, angle) for op in (aten.cos.default, aten.sin.default))
-    return stacked(node, *(emit(node, aten.mul.Tensor, size, p) for p in parts))
+def _complex(x: Tensor) -> ComplexTensor:
+    return x if isinstance(x, ComplexTensor) else ComplexTensor(x, torch.zeros_like(x))
 
 
-def _exponential(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    real, imaginary = parts_of(node, operand(node), pairs)
-    size = emit(node, aten.exp.default, real)
-    parts = (emit(node, op, imaginary) for op in (aten.cos.default, aten.sin.default))
-    return stacked(node, *(emit(node, aten.mul.Tensor, size, p) for p in parts))
+def _sum(a: Tensor, b: Any) -> Tensor:
+    """A sum, of which the second term may be a number."""
+    if isinstance(b, Tensor):
+        return a + b
+    z = _complex(a)
+    return ComplexTensor(z.re + b.real, z.im + b.imag)
 
 
-def _angle(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    real, imaginary = parts_of(node, operand(node), pairs)
-    return emit(node, aten.atan2.default, imaginary, real)
+def _product(a: Any, b: Any) -> ComplexTensor:
+    """A product, of which one factor may be real or a number."""
+    a, b = (b, a) if isinstance(b, ComplexTensor) else (a, b)
+    a = _complex(a)
+    if not isinstance(b, (ComplexTensor, complex)):
+        return ComplexTensor(a.re * b, a.im * b)
+    return ComplexTensor(a.re * b.real - a.im * b.imag, a.im * b.real + a.re * b.imag)
 
 
-def _total(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    """A sum or a mean along axes."""
-    pair = pairs[operand(node)]
-    dims, axes = argument(node, "dim"), rank(pair) - 1
-    dims = [dims] if isinstance(dims, int) else list(dims or range(axes))
-    op = aten.mean.dim if is_call(node, aten.mean) else aten.sum.dim_IntList
-    return emit(node, op, pair, [d % axes for d in dims], bool(argument(node, "keepdim")))
-
-
-def _real(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    return part_of(node, pairs[operand(node)], 0)
-
-
-def _imaginary(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    return part_of(node, pairs[operand(node)], 1)
-
-
-def _conjugate(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    return mirrored(node, pairs[operand(node)])
-
-
-def _size(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    pair = pairs[operand(node)]
-    return emit(node, aten.linalg_vector_norm.default, pair, 2, [rank(pair) - 1])
-
-
-def _negative(node: fx.Node, pairs: dict[fx.Node, fx.Node]) -> fx.Node:
-    return emit(node, aten.neg.default, pairs[operand(node)])
-
-
-CONVERSIONS: dict[Operator, Callable[[fx.Node, dict[fx.Node, fx.Node]], fx.Node]] = {
-    aten.view_as_complex: _as_complex,
-    aten.view_as_real: _as_real,
-    aten.complex: _of_parts,
+#: Forms that rules know better than PyTorch's own, and what makes complex numbers of real ones.
+FORMS: dict[Operator, Operator] = {
+    aten.complex: ComplexTensor,
     aten.polar: _polar,
-    aten.mul: multiplied,
-    aten.div: divided,
-    aten.real: _real,
-    aten.imag: _imaginary,
-    **dict.fromkeys((aten.conj, aten._conj, aten.conj_physical, aten._conj_physical), _conjugate),
+    aten.view_as_complex: _of_last_axis,
     aten.abs: _size,
-    aten.neg: _negative,
-    aten.exp: _exponential,
-    aten.angle: _angle,
-    aten.matmul: contracted,
-    **dict.fromkeys((aten.sum, aten.mean), _total),
+    aten.add: _sum,
+    aten.mul: _product,
+    aten.roll: _rolled,
+    aten._fft_c2c: between_complex,
+    aten._fft_r2c: of_real,
+    aten._fft_c2r: to_real,
 }
+
+
+def _refused(node: fx.Node, why: str) -> CaptureError:
+    """What is raised where complex numbers have no form in real ones."""
+    fact = f"the model computes with complex numbers, and {why}"
+    return refusal(node, fact, "write that part in real numbers")

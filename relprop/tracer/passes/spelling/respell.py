@@ -36,7 +36,6 @@ from relprop.tracer.passes.spelling.extremes import (
     of_two,
     picked_values,
 )
-from relprop.tracer.passes.spelling.fourier import TRANSFORMS
 from relprop.tracer.passes.spelling.matmul import as_matmul, linear_of_matrix
 from relprop.tracer.passes.spelling.padding import as_fill, as_padding
 from relprop.tracer.passes.spelling.picking import rows_of_computed
@@ -81,8 +80,6 @@ def _respell(node: fx.Node, definitions: Definitions) -> None:
         new = as_padding(node, device)
     elif is_call(node, aten.tril, aten.triu):
         new = as_fill(node, device)
-    elif (transform := TRANSFORMS.get(packet(node))) is not None:
-        new = transform(node, device)
     elif what is Kind.FACTORY:
         new = as_full(node, device)
     elif what in (Kind.UNKNOWN, Kind.RECURRENT) or node.target in DEFINED:
