@@ -11,6 +11,7 @@ from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from relprop.operations import operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import arguments, is_tensor, swap_results, tensor_inputs, val
 from relprop.tracer.facts import Facts, know, place
@@ -100,6 +101,9 @@ def _traced(
                 continue
         if made.find_nodes(op="get_attr"):
             return None
+        for cut in made.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
+            cut.replace_all_uses_with(operand(cut))  # the operator itself has a gradient
+            made.erase_node(cut)
         for inner in made.nodes:
             know(inner, Facts(recorded_value(inner), place(node)))
         functionalise(made, Constants())
