@@ -8,17 +8,7 @@ from torch import Tensor, fx
 from relprop.operations import is_call, operand
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import (
-    arguments,
-    aten,
-    emit,
-    expanded,
-    is_live,
-    rank,
-    reshaped,
-    shape_of,
-    val,
-)
+from relprop.tracer.editing import arguments, aten, emit, is_live, rank, reshaped, shape_of, val
 
 
 def simpler_matrix(node: fx.Node, constants: Constants) -> fx.Node | None:
@@ -28,11 +18,7 @@ def simpler_matrix(node: fx.Node, constants: Constants) -> fx.Node | None:
         (matrix, *bias), x, axis = arguments(node)[1:], operand(node), rank(node) - 1
     else:
         matrix, x, bias, axis = operand(node), operand(node, 1), [], rank(node) - 2
-    if not is_live(x) or is_live(matrix) or rank(x) < 2:
-        return None
-    if shape_of(x)[-2] == 1 and is_call(node, aten.matmul) and constants.number(matrix) == 1:
-        return expanded(node, x, shape_of(node))
-    if rank(matrix) != 2:
+    if not is_live(x) or is_live(matrix) or rank(matrix) != 2 or rank(x) < 2:
         return None
     known = constants.value(matrix)
     if not isinstance(known, Tensor):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
-from relprop.operations import ELEMENTWISE, STOPS, Kind, argument, is_call, kind, operand
+from relprop.operations import ELEMENTWISE, STOPS, Kind, is_call, kind, operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
@@ -67,8 +67,6 @@ def _simpler(node: fx.Node, constants: Constants) -> fx.Node | None:
         return new
     if is_call(node, aten.index_put) and (new := put_in_runs(node, constants)) is not None:
         return new
-    if kind(node) is Kind.SOFTMAX and shape_of(node)[argument(node, "dim")] == 1:
-        return constants.full(node, 1.0)  # a window of one token, of small pictures
     if is_call(node, aten.linear, aten.matmul):
         new = simpler_matrix(node, constants)
         return _broadcast(node) if new is None and is_call(node, aten.matmul) else new
