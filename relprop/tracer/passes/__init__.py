@@ -40,6 +40,7 @@ from relprop.tracer.passes.products.raising import raise_products
 from relprop.tracer.passes.products.routed import route_rows
 from relprop.tracer.passes.products.scales import scale_inputs
 from relprop.tracer.passes.products.scores import join_scores
+from relprop.tracer.passes.products.stored import scale_stored
 from relprop.tracer.passes.simplify.rules import simplify
 from relprop.tracer.passes.spelling.autocast import inline_regions
 from relprop.tracer.passes.spelling.complex import make_real
@@ -111,6 +112,7 @@ PASSES = (
     Pass(join_multiples, "x + x⊙w is one scaled tensor"),
     Pass(raise_affine, "the scale and the bias of a norm are its own", "constants"),
     Pass(partial(raise_products, spreads=True), "what scales no norm is a linear map"),
+    Pass(scale_stored, "quantised matrices are meant scaled"),
     Pass(raise_functions, "activations that are written out"),
     Pass(raise_rows, "its exponential was written out", "constants", raise_functions),
     Pass(raise_lookups, "what ids pick is a row of one table", "constants"),
