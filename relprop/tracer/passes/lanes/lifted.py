@@ -38,16 +38,22 @@ Arguments = list["fx.Node | None"]  # of a call, each with the lanes' axis if th
 def lifted(at: fx.Node, parts: Lanes, dim: int, known: Known, labels: Labels) -> fx.Node:
     """The lanes on a first axis of their own, laid down along ``dim``. ``known``: those that were
     laid so before, to which these are added."""
+    laid = on_an_axis(at, parts, known, labels)
+    order = [*range(1, dim + 1), 0, *range(dim + 1, rank(parts[0]) + 1)]
+    shape = shape_of(parts[0])
+    shape[dim] *= len(parts)
+    return reshaped(at, permuted(at, laid, order), shape)
+
+
+def on_an_axis(at: fx.Node, parts: Lanes, known: Known, labels: Labels) -> fx.Node:
+    """The lanes on a first axis of their own."""
     if len({tuple(shape_of(p)) for p in parts}) > 1:
         raise Apart
     lift = _Lift(at, len(parts), known, labels)
     if (laid := lift.lane(parts)) is None:
         raise Apart
     known |= lift.lane.made
-    order = [*range(1, dim + 1), 0, *range(dim + 1, rank(parts[0]) + 1)]
-    shape = shape_of(parts[0])
-    shape[dim] *= len(parts)
-    return reshaped(at, permuted(at, laid, order), shape)
+    return laid
 
 
 class _Lift:

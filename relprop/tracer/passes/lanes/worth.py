@@ -45,7 +45,7 @@ def _multiply_in_turn(parts: Lanes) -> bool:
     products = list(parts)
     while all(kind(p) is Kind.RESHAPE for p in products):
         products = [operand(p) for p in products]
-    if not all(_multiplies(p) for p in products):
+    if not all(multiplies(p) for p in products):
         return False
     for factors in ([arguments(p)[i] for p in products] for i in (0, 1)):
         places = [_place_of(f) for f in factors]
@@ -55,7 +55,7 @@ def _multiply_in_turn(parts: Lanes) -> bool:
     return True
 
 
-def _multiplies(node: fx.Node) -> bool:
+def multiplies(node: fx.Node) -> bool:
     """Whether a call that no two others read multiplies two activations."""
     if not is_call(node, aten.mul) or len(node.users) > 1:
         return False
