@@ -111,6 +111,7 @@ def test_the_explanation_of_a_combination(base, seed):
 #: Parts of one base that were wrong together, or on this base alone.
 ONCE_WRONG = (
     (START, "softmax=expm1", "contract=mm_of_every_head"),
+    (IDS, "mlp=tokens_in_equal_chunks", "project=one_input_at_a_time"),
     (PADDED, "scores=two_halves_of_the_features"),
     (LLAMA, "scores=two_halves_of_the_features"),
     (START, "position=token_by_token"),

@@ -37,10 +37,15 @@ from relprop.tracer.passes.lookups.picks import pick_tokens
 from relprop.tracer.passes.lookups.rows import raise_lookups
 from relprop.tracer.passes.lookups.shifted_ids import look_up_as_given
 from relprop.tracer.passes.products.cosines import scale_operands
+from relprop.tracer.passes.products.factors import join_factors
 from relprop.tracer.passes.products.raising import raise_products
 from relprop.tracer.passes.products.routed import route_rows
 from relprop.tracer.passes.products.scales import scale_inputs
 from relprop.tracer.passes.products.scores import join_scores
+from relprop.tracer.passes.products.splits import (
+    cut_inputs,
+    join_split_inputs,
+)
 from relprop.tracer.passes.products.stored import scale_stored
 from relprop.tracer.passes.simplify.rules import simplify
 from relprop.tracer.passes.spelling.autocast import inline_regions
@@ -103,6 +108,7 @@ PASSES = (
     Pass(raise_between, "what lies between two tensors has one form before it is cut"),
     Pass(part_towers, "samples that were joined are towers of their own"),
     Pass(partial(raise_products, spreads=False), "scales stay: a norm may be around them"),
+    Pass(cut_inputs, "a shortcut among a layer's inputs is a term", "constants"),
     Pass(scale_inputs, "the scale of a norm stands where the norm is"),
     Pass(scale_operands, "vectors are scaled before they meet"),
     SIMPLIFIED,
@@ -114,6 +120,7 @@ PASSES = (
     Pass(raise_affine, "the scale and the bias of a norm are its own", "constants"),
     Pass(partial(raise_products, spreads=True), "what scales no norm is a linear map"),
     Pass(scale_stored, "quantised matrices are meant scaled"),
+    Pass(join_factors, "a gate is one function of one tensor"),
     Pass(raise_functions, "activations that are written out"),
     Pass(raise_rows, "its exponential was written out", "constants", raise_functions),
     Pass(raise_lookups, "what ids pick is a row of one table", "constants"),
@@ -122,6 +129,7 @@ PASSES = (
     Pass(raise_disguised_attention, "attention in parts, by its numbers", "constants"),
     SIMPLIFIED,
     Pass(weigh_rows, "experts' tokens with their shares are one product", "constants"),
+    Pass(join_split_inputs, "a layer that was cut by its inputs is one", "constants"),
     Pass(join_biases, "what is added at every position is a layer's own"),
     Pass(raise_channels, "a scale and a bias of channels are a norm's", "constants"),
     Pass(join_rotations, "rotary positions are one sum, however written", "constants"),

@@ -276,6 +276,7 @@ spell(
     LLAMA,
     GATED,
     the_other_way=lambda a, b: b * a,
+    over_the_inverse=lambda a, b: b / a.reciprocal(),
     mul=lambda a, b: torch.mul(a, b),
     in_place=lambda a, b: a.mul_(b),
     einsum=lambda a, b: torch.einsum("bnd,bnd->bnd", a, b),
@@ -337,3 +338,15 @@ class MergedWeightsSplit(_Merged):
     def halves(self, x):
         biases = (None, None) if self.bias is None else self.bias.chunk(2)
         return [F.linear(x, w, b) for w, b in zip(self.both.chunk(2), biases, strict=True)]
+
+
+spell(
+    "mlp",
+    LLAMA,
+    silu_by_a_quotient=lambda at, x: at.down(_swish_by_quotient(at.up(x), at.gate(x))),
+)
+
+
+def _swish_by_quotient(a, b):
+    """The gate divided by what a sigmoid is the inverse of."""
+    return b * a / (1 + torch.exp(-a))

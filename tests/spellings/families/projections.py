@@ -63,6 +63,39 @@ spell(
     product_and_sum_over_an_inner_axis=lambda x, w, b: (x[..., None] * w.T).sum(2) + b,
     product_and_mean=lambda x, w, b: (x[:, :, None] * w).mean(-1) * x.shape[-1] + b,
     vecdot=lambda x, w, b: torch.linalg.vecdot(x[:, :, None], w) + b,
+    two_halves_of_the_inputs=lambda x, w, b: (
+        sum(F.linear(p, v) for p, v in zip(x.chunk(2, -1), w.chunk(2, 1), strict=True)) + b
+    ),
+    unequal_parts_of_the_inputs=lambda x, w, b: (
+        F.linear(x[..., :3], w[:, :3], b) + F.linear(x[..., 3:], w[:, 3:])
+    ),
+    one_input_at_a_time=lambda x, w, b: sum(
+        (x[..., i, None] * w[:, i] for i in range(x.shape[-1])), b
+    ),
+    even_and_odd_inputs=lambda x, w, b: x[..., ::2] @ w[:, ::2].T + x[..., 1::2] @ w[:, 1::2].T + b,
+    second_half_of_the_inputs_first=lambda x, w, b: (
+        F.linear(x[..., 4:], w[:, 4:], b) + F.linear(x[..., :4], w[:, :4])
+        if x.shape[-1] == 8
+        else F.linear(x, w, b)
+    ),
+    inputs_in_a_square=lambda x, w, b: sum(
+        (
+            F.linear(p, v)
+            for p, v in zip(
+                x.unflatten(-1, (-1, 2)).unbind(-1),
+                w.unflatten(-1, (-1, 2)).unbind(-1),
+                strict=True,
+            )
+        ),
+        b,
+    ),
+    inputs_by_index=lambda x, w, b: sum(
+        (
+            x[..., [i, i + x.shape[-1] // 2]] @ w[:, [i, i + x.shape[-1] // 2]].T
+            for i in range(x.shape[-1] // 2)
+        ),
+        b,
+    ),
     one_output_at_a_time=lambda x, w, b: torch.stack(
         [x @ row + c for row, c in zip(w, b, strict=True)], -1
     ),

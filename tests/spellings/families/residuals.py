@@ -209,6 +209,33 @@ class BiasFirst(_Fused):
         return (x + layer.bias) + y @ layer.weight.T
 
 
+@spells("block", PLAIN)
+class StreamAmongTheInputs(_Fused):
+    """One projection of stream and layer together, whose weight holds an eye."""
+
+    def written(self, x, y, layer):
+        weight = torch.cat([torch.eye(8, dtype=x.dtype), layer.weight], 1)
+        return F.linear(torch.cat([x, y], -1), weight, layer.bias)
+
+
+@spells("block", PLAIN)
+class StreamBehindTheInputs(_Fused):
+    """The same by a product, the stream last."""
+
+    def written(self, x, y, layer):
+        weight = torch.cat([layer.weight.T, torch.eye(8, dtype=x.dtype)])
+        return torch.cat([y, x], -1) @ weight + layer.bias
+
+
+@spells("block", PLAIN)
+class HeadsAddedOneByOne(_Fused):
+    """Every head's share of the last projection is added to the stream by itself."""
+
+    def written(self, x, y, layer):
+        shares = zip(y.chunk(2, -1), layer.weight.chunk(2, 1), strict=True)
+        return x + (sum(F.linear(part, w) for part, w in shares) + layer.bias)
+
+
 # The stream as a list of everything that was added to it.
 
 

@@ -318,3 +318,14 @@ class LazyBlocks(nn.Module):
     def forward(self, x):
         a, b, c, d = self.blocks
         return F.linear(x, torch.cat([torch.cat([a, b], 1), torch.cat([c, d], 1)]), self.bias)
+
+
+@spells("project", PLAIN)
+class BlocksMultiplied(LazyBlocks):
+    """The same four blocks, each multiplied with its half of the input."""
+
+    def forward(self, x):
+        a, b, c, d = self.blocks
+        left, right = x.chunk(2, -1)
+        top, bottom = left @ a.T + right @ b.T, left @ c.T + right @ d.T
+        return torch.cat([top, bottom], -1) + self.bias

@@ -30,7 +30,7 @@ from relprop.tracer.passes.lanes.alike import Apart, undo
 from relprop.tracer.passes.lanes.lifted import Known, lifted
 from relprop.tracer.passes.lanes.longer import longer
 from relprop.tracer.passes.lanes.worth import WORTH, is_worth
-from relprop.tracer.passes.products.operators import joined_linear
+from relprop.tracer.passes.products.splits import joined_linear
 from relprop.tracer.passes.sums.terms import join_terms
 
 

@@ -8,9 +8,10 @@ from torch import Tensor, fx
 
 from relprop.operations import MOVES, kind
 from relprop.operations.vocabulary import Held
-from relprop.tracer.editing import aten, emit, is_live, reshaped, shape_of, tensor_inputs, val
+from relprop.tracer.editing import aten, emit, is_live, shape_of, tensor_inputs, val
 from relprop.tracer.labels import LARGEST, Labels
 from relprop.tracer.passes.lanes.alike import Lanes
+from relprop.tracer.passes.products.splits import placed
 from relprop.tracer.passes.simplify.layouts import reordered
 
 
@@ -29,23 +30,8 @@ def on_first_axis(at: fx.Node, nodes: Lanes, labels: Labels) -> fx.Node | None:
 def _laid(at: fx.Node, source: fx.Node, places: Tensor) -> fx.Node | None:
     """The numbers of a tensor that stand in ``places``: a box of it, its axes in another order, or
     some positions of one axis."""
-    made = _boxed(at, source, places)
+    made = placed(at, source, places)
     return _picked(at, source, places) if made is None else made
-
-
-def _boxed(at: fx.Node, source: fx.Node, places: Tensor) -> fx.Node | None:
-    """A box of ``source``, its axes in another order."""
-    box = torch.arange(val(source).numel()).reshape(shape_of(source))
-    for axis, along in enumerate(torch.unravel_index(places.flatten(), box.shape)):
-        start, end = int(along.min()), int(along.max()) + 1
-        if (start, end) != (0, shape_of(source)[axis]):
-            source = emit(at, aten.slice.Tensor, source, axis, start, end, 1)
-            box = box.narrow(axis, start, end - start)
-    if box.numel() != places.numel():
-        return None
-    if torch.equal(box.flatten(), places.flatten()):
-        return reshaped(at, source, places.shape)
-    return reordered(at, source, torch.searchsorted(box.flatten(), places))
 
 
 def _picked(at: fx.Node, source: fx.Node, places: Tensor) -> fx.Node | None:

@@ -21,7 +21,7 @@ from relprop.tracer.editing import (
     val,
 )
 from relprop.tracer.passes.lookups.sources import part_above
-from relprop.tracer.passes.sums.terms import added
+from relprop.tracer.passes.sums.terms import folded
 
 
 def are_ids(x: object) -> bool:
@@ -43,7 +43,7 @@ def of_codes(node: fx.Node, constants: Constants) -> fx.Node | None:
         return None
     rows = emit(node, aten.embedding.default, permuted(node, weight, [1, 0]), ids)
     terms = (reshaped(node, rows, shape_of(node)), *bias)
-    return added(node, [(1, t) for t in terms if t is not None])
+    return folded(node, [(1, t) for t in terms if t is not None])
 
 
 def _ids_of(x: fx.Node, constants: Constants) -> fx.Node | None:

@@ -8,19 +8,8 @@ from torch import Tensor, fx
 
 from relprop.operations import Kind, kind, operand
 from relprop.operations.vocabulary import grouped_linear
-from relprop.tracer.editing import (
-    applied,
-    arguments,
-    aten,
-    emit,
-    expanded,
-    permuted,
-    reshaped,
-    shape_of,
-    val,
-)
+from relprop.tracer.editing import applied, aten, emit, expanded, permuted, reshaped, shape_of, val
 from relprop.tracer.passes.products.letters import Product
-from relprop.tracer.passes.sums.terms import added
 
 
 def summed_out(node: fx.Node, x: fx.Node, axes: str, kept: set[str]) -> tuple[fx.Node, str]:
@@ -137,11 +126,3 @@ def _replayed(w: fx.Node) -> Tensor:
         return applied(w, _replayed(operand(w)))
     held: Tensor = val(w)
     return held
-
-
-def joined_linear(at: fx.Node, x: fx.Node, parts: list[fx.Node]) -> fx.Node:
-    """One linear map of ``x``, which holds the operands of ``parts`` one after another."""
-    weight = emit(at, aten.cat.default, [arguments(p)[1] for p in parts], 1)
-    biases = [arguments(p)[2] for p in parts if len(p.args) > 2 and arguments(p)[2] is not None]
-    given = [added(at, [(1, b) for b in biases])] if biases else []
-    return emit(at, aten.linear.default, x, weight, *given)

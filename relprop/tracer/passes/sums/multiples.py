@@ -15,7 +15,7 @@ from relprop.tracer.editing import (
     swap,
     val,
 )
-from relprop.tracer.passes.sums.terms import added, is_scaled, is_top, terms_of
+from relprop.tracer.passes.sums.terms import added, folded, is_scaled, is_top, terms_of
 
 
 def join_multiples(graph: fx.Graph) -> None:
@@ -48,6 +48,6 @@ def _multiple(node: fx.Node) -> tuple[fx.Node, fx.Node | float]:
 def _multiplied(at: fx.Node, x: fx.Node, own: list[tuple[fx.Node | float, int]]) -> fx.Node:
     """A tensor times the sum of its factors."""
     number = sum(sign * w for w, sign in own if not isinstance(w, fx.Node))
-    total = added(at, [(sign, w) for w, sign in own if isinstance(w, fx.Node)])
+    total = folded(at, [(sign, w) for w, sign in own if isinstance(w, fx.Node)])
     total = emit(at, aten.add.Tensor, total, number) if number else total
     return emit(at, aten.mul.Tensor, x, total)

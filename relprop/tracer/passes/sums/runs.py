@@ -14,6 +14,7 @@ from relprop.tracer.passes.simplify.shapes import terms_laid
 from relprop.tracer.passes.sums.terms import (
     Terms,
     added,
+    folded,
     is_scaled,
     is_sum,
     is_top,
@@ -42,7 +43,7 @@ def join_sums(graph: fx.Graph) -> None:
             continue
         fixed = [(s, n) for s, n in terms if not is_live(n)]
         if len(fixed) > 1:
-            terms = [(s, n) for s, n in terms if is_live(n)] + [(1, added(node, fixed))]
+            terms = [(s, n) for s, n in terms if is_live(n)] + [(1, folded(node, fixed))]
         if len(terms) > 2 or len(fixed) > 1:
             swap(node, added(node, terms))
 

@@ -120,6 +120,18 @@ def scale_of(way: list[fx.Node]) -> float:
     return scale
 
 
+def folded(at: fx.Node, terms: Terms) -> fx.Node:
+    """The sum of terms, two at a time."""
+    total: fx.Node | None = None
+    for sign, n in terms:
+        if total is None:
+            total = n if sign > 0 else emit(at, aten.neg.default, n)
+        else:
+            total = emit(at, aten.add.Tensor if sign > 0 else aten.sub.Tensor, total, n)
+    assert total is not None
+    return total
+
+
 def position(node: fx.Node) -> tuple[fx.Node, int, int] | None:
     """The tensor and the axis of which a call takes one position, and which."""
     node = before_reshapes(node)
