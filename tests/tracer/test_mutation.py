@@ -123,5 +123,5 @@ def test_concrete_graphs_equal_the_model(write):
             found.graph, found.constants, flat.outputs, "concrete", found.decisions, eager
         )
         canonicalise(raw.graph, torch.device("cpu"))
-        verify(assemble(raw, inputs.names, None, model), model, inputs, raw)
+        verify(assemble(raw, inputs.names, None, model), model, inputs, raw.eager)
     assert not any(str(n.target).endswith("_.default") for n in raw.graph.nodes)
