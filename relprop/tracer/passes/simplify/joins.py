@@ -29,15 +29,10 @@ MOST_RUNS = 16
 
 
 def simpler_index(node: fx.Node, constants: Constants) -> fx.Node | None:
-    """Positions picked by constants that follow one another, or evenly spaced → a run of them; all
-    that a mask could pick (Idefics 3, of pictures) → the tensor."""
+    """Positions picked by constants that follow one another, or evenly spaced → a run of them."""
     x, indices = operand(node), list(arguments(node)[1])
     used = [i for i, index in enumerate(indices) if index is not None]
-    if len(used) != 1 or rank(indices[used[0]]) != 1:
-        return None
-    if val(indices[used[0]]).dtype == torch.bool and shape_of(node) == shape_of(x):
-        return x
-    if is_live(indices[used[0]]):
+    if len(used) != 1 or rank(indices[used[0]]) != 1 or is_live(indices[used[0]]):
         return None
     where, dim = constants.value(indices[used[0]]), used[0]
     if not isinstance(where, Tensor) or where.dtype == torch.bool or not len(where):
