@@ -155,7 +155,7 @@ def _usual_eps(
 
 def emit_norm(subgraph: Subgraph, norm: FoundNorm) -> fx.Node:
     """``layer_norm`` or ``rms_norm`` with the axes last, or the subgraph as one operation."""
-    at, x, axes = subgraph.output, subgraph.source, subgraph.axes
+    at, x, axes = subgraph.output, _before_cast(subgraph.source), subgraph.axes
     weights, biases, others = (
         [subgraph.parameters[i] for i in part] for part in (norm.weights, norm.biases, norm.others)
     )
@@ -165,7 +165,6 @@ def emit_norm(subgraph: Subgraph, norm: FoundNorm) -> fx.Node:
     if not usual:
         op = WrittenNorm(norm.core, tuple(a - rank(x) for a in axes), norm.centred)
         return emit(at, op, x, weight, bias, *others)
-    x = _before_cast(x)
     kept = [i for i in range(rank(x)) if i not in axes]
     order = [*kept, *axes]
     shape = [shape_of(x)[i] for i in axes]
