@@ -319,6 +319,9 @@ spell(
         * WIDTH**0.5
         * w
     ),
+    sum_instead_of_mean=lambda x, w: (
+        x * WIDTH**0.5 / torch.sqrt(x.pow(2).sum(-1, keepdim=True) + WIDTH * EPS) * w
+    ),
     einsum=lambda x, w: (
         x * torch.rsqrt(torch.einsum("bnd,bnd->bn", x, x)[..., None] / WIDTH + EPS) * w
     ),

@@ -192,6 +192,7 @@ spell(
     one_hot_einsum=lambda x: torch.einsum(
         "n,bnd->bd", F.one_hot(torch.tensor(0), x.shape[1]).double(), x
     ),
+    mask_and_sum=lambda x: (x * (torch.arange(x.shape[1]) == 0)[:, None]).sum(1),
     where_and_sum=lambda x: torch.where((torch.arange(x.shape[1]) < 1)[:, None], x, 0.0).sum(1),
     bool_index=lambda x: x[:, torch.arange(x.shape[1]) == 0].squeeze(1),
     masked_select=lambda x: x.masked_select((torch.arange(x.shape[1]) == 0)[:, None]).view(
@@ -231,6 +232,7 @@ spell(
     flip=lambda x: x.flip(1)[:, 0],
     roll=lambda x: x.roll(1, 1)[:, 0],
     one_hot=lambda x: (F.one_hot(torch.tensor([x.shape[1] - 1]), x.shape[1]).to(x) @ x)[:, 0],
+    mask_and_sum=lambda x: (x * (torch.arange(x.shape[1]) == x.shape[1] - 1)[:, None]).sum(1),
     index_of_item=lambda x: x[:, torch.tensor(x.shape[1]).item() - 1],
     index_of_two_tensors=lambda x: x[torch.arange(len(x)), torch.full((len(x),), -1)],
     chunk=lambda x: x.chunk(x.shape[1], 1)[-1][:, 0],
