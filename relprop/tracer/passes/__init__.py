@@ -25,9 +25,9 @@ from relprop.tracer.passes.attention.disguised import raise_disguised_attention
 from relprop.tracer.passes.attention.rotations import join_rotations
 from relprop.tracer.passes.functions.affine import raise_affine
 from relprop.tracer.passes.functions.channels import raise_channels
+from relprop.tracer.passes.functions.disguised import raise_disguised_functions
 from relprop.tracer.passes.functions.elements import raise_functions
 from relprop.tracer.passes.functions.rows import raise_rows
-from relprop.tracer.passes.functions.totals import raise_totals
 from relprop.tracer.passes.lanes.groups import join_groups
 from relprop.tracer.passes.lanes.merging import merge_lanes, merge_projections
 from relprop.tracer.passes.lanes.same import join_same
@@ -114,7 +114,7 @@ PASSES = (
     Pass(scale_operands, "vectors are scaled before they meet"),
     SIMPLIFIED,
     SAME,
-    Pass(raise_totals, "the last of running sums is their sum, the picked largest the largest"),
+    Pass(raise_disguised_functions, "functions of one tensor, by their numbers", "constants"),
     Pass(raise_rows, "softmax and norms that are written out", "constants"),
     SIMPLIFIED,
     Pass(join_multiples, "x + x⊙w is one scaled tensor"),

@@ -9,19 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import STOPS, Kind, Operator, kind, operand
+from relprop.operations import STOPS, Kind, Operator, kind
 from relprop.operations.vocabulary import WrittenNorm
-from relprop.tracer.editing import (
-    arguments,
-    aten,
-    emit,
-    is_float,
-    permuted,
-    rank,
-    shape_of,
-    swap,
-    val,
-)
+from relprop.tracer.editing import arguments, aten, emit, permuted, rank, shape_of
 from relprop.tracer.passes.functions.affine import axes_of, laid
 from relprop.tracer.passes.trials.comparison import Trial, equal_functions, same, trials
 from relprop.tracer.passes.trials.recipes import Recipe
@@ -155,7 +145,7 @@ def _usual_eps(
 
 def emit_norm(subgraph: Subgraph, norm: FoundNorm) -> fx.Node:
     """``layer_norm`` or ``rms_norm`` with the axes last, or the subgraph as one operation."""
-    at, x, axes = subgraph.output, _before_cast(subgraph.source), subgraph.axes
+    at, x, axes = subgraph.output, subgraph.source, subgraph.axes
     weights, biases, others = (
         [subgraph.parameters[i] for i in part] for part in (norm.weights, norm.biases, norm.others)
     )
@@ -174,23 +164,7 @@ def emit_norm(subgraph: Subgraph, norm: FoundNorm) -> fx.Node:
         made = emit(at, aten.layer_norm.default, turned, shape, weight, bias, norm.eps)
     else:
         made = emit(at, aten.rms_norm.default, turned, shape, weight, norm.eps)
-    if val(made).dtype != val(at).dtype:
-        made = emit(at, aten._to_copy.default, made, dtype=val(at).dtype)
     return permuted(at, made, [order.index(i) for i in range(len(order))])
-
-
-def in_own_precision(graph: fx.Graph) -> None:
-    """Norms without parameters that are computed in another precision (OLMo) → in the model's."""
-    for node in graph.find_nodes(op="call_function", target=aten.layer_norm.default):
-        x, *options = arguments(node)
-        if (own := _before_cast(x)) is not x and not any(is_float(a) for a in options):
-            made = emit(node, node.target, own, *options)
-            swap(node, emit(node, aten._to_copy.default, made, dtype=val(node).dtype))
-
-
-def _before_cast(x: fx.Node) -> fx.Node:
-    """A tensor as it was in the model's own precision."""
-    return operand(x) if kind(x) is Kind.CAST and is_float(operand(x)) else x
 
 
 def _joined(at: fx.Node, op: Operator, nodes: list[fx.Node]) -> fx.Node | None:

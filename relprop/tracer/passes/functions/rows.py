@@ -14,7 +14,7 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import aten, emit, shape_of, swap
 from relprop.tracer.order import Flow
 from relprop.tracer.passes.functions.masked import is_mask, softmax_of
-from relprop.tracer.passes.functions.norms import FoundNorm, emit_norm, in_own_precision, norm_in
+from relprop.tracer.passes.functions.norms import FoundNorm, emit_norm, norm_in
 from relprop.tracer.passes.functions.softmaxes import (
     emit_beside,
     softmax_in,
@@ -42,7 +42,6 @@ def raise_rows(graph: fx.Graph, constants: Constants) -> None:
         if new is not None:
             taken |= set(subgraph.nodes)
             swap(subgraph.output, new)
-    in_own_precision(graph)
 
 
 def _with_centring(flow: Flow, subgraph: Subgraph) -> Subgraph:
