@@ -112,11 +112,6 @@ def put_back_in_order(m, y, shares, experts):
     return (found.view(*shares.shape, WIDTH) * shares[..., None]).sum(2)
 
 
-def one_place_after_the_other(m, y, shares, experts):
-    places = range(experts.shape[-1])
-    return sum(shares[..., k, None] * m.experts(y, experts[..., k]) for k in places)
-
-
 WAYS = [
     added_by_index,
     read_and_written_back,
@@ -125,7 +120,6 @@ WAYS = [
     in_order_of_experts,
     scattered,
     put_back_in_order,
-    one_place_after_the_other,
 ]
 
 

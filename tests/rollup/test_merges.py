@@ -62,13 +62,18 @@ def test_there_are_as_many_trees_as_there_should_be():
 )
 def test_the_order_of_three_terms_makes_no_difference(names):
     """I + A, with the identity from x, or once from the shortcut and the MLP together. Two modules
-    that are added count whole, I + A + B; they are one site with the heads of both, and A + B is
+    that are added count whole, I + A + B; where they are one site with the heads of both, A + B is
     twice the mean over all of these."""
     x, modules = normal(SAMPLES, TOKENS, 3), 1 + ("second" in names)
     for tree in trees(names):
         e = explained(Stack(Block(summed(tree))), x)
-        compare(e, lambda m: ONE + modules * m, READ, heads=all_heads(e))
-        assert e.blocks[0].gradient[0].numel() == (1 + ("second" in names)) * HEADS * TOKENS**2
+        compare(e, whole(modules), READ, heads=all_heads(e))
+        assert sum(b.gradient[0].numel() for b in e.blocks) == modules * HEADS * TOKENS**2
+
+
+def whole(modules):
+    """I and so many modules that are added, as a site each or as one."""
+    return lambda *m: ONE + modules * sum(m) / len(m)
 
 
 def all_heads(e):
@@ -83,7 +88,7 @@ def test_the_order_of_four_terms_makes_no_difference():
     for tree in trees(["shortcut", "attention", "mlp", "second"])[::3]:
         block.join = summed(tree)
         e = explained(model, x)
-        compare(e, lambda m: ONE + 2 * m, READ, heads=all_heads(e))
+        compare(e, whole(2), READ, heads=all_heads(e))
         found.append(e.scores)
     for other in found[1:]:
         agree(other, found[0])
@@ -295,7 +300,7 @@ def test_layer_norms_without_eps_side_by_side():
         return x + b.attention(next(normed)) + b.second(next(normed))
 
     e = explained(Stack(Block(join)), normal(SAMPLES, TOKENS, 3))
-    compare(e, lambda m: ONE + 2 * m, READ, heads=all_heads(e))
+    compare(e, whole(2), READ, heads=all_heads(e))
 
 
 def test_a_target_that_reads_one_of_two_results_side_by_side():
