@@ -205,6 +205,8 @@ class Judge:
             more = f", {'; '.join(followed)} differentiated, too" if followed else ""
             other = "" if found.sizes == sizes_of(session.program) else " for other lengths"
             self._say(f"gradients equal to autograd's{other}{more}")
+        elif session.program.stored:
+            raise _Stale(CaptureError(other_gradients(found)))
         else:
             raise CaptureError(other_gradients(found))
 

@@ -3,8 +3,8 @@
 
 A file holds what a model's capture gave for inputs of one size, under a name that is made of the
 model's structure, its code and the versions that captured it. Nothing in a file is code
-(``operations.written``), and no file is believed: its graph is compared with the model, outputs and
-gradients, as one is that was just captured.
+(``operations.written``), and no file is believed: it is read by calls that compare outputs and
+gradients with the model's own, and where these differ the model is captured.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import sys
+import sysconfig
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,10 +32,12 @@ from relprop.operations.written import decoded, encoded, name_of_operator, opera
 from relprop.tracer.binding import Inputs
 from relprop.tracer.capture import Capture
 from relprop.tracer.facts import Facts, Place, facts_of, know
-from relprop.tracer.program import OutputTree
+from relprop.tracer.program import FrontEnd, OutputTree
 from relprop.tracer.structure import Same, structure
 
 VARIABLE = "RELPROP_CACHE"
+#: What a graph consists of.
+OPS = ("placeholder", "get_attr", "call_function", "output")
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,14 @@ class Stored:
 
     @classmethod
     def of(cls, model: nn.Module, sample: Inputs) -> Stored | None:
-        """``None``: nothing is stored."""
-        if not (named := os.environ.get(VARIABLE)):
+        """``None``: nothing is stored, or this model has no name that holds in other processes."""
+        if not (named := os.environ.get(VARIABLE, "").strip()):
             return None
-        return cls(Path(named), _digest((structure(model), sample.family, _versions())))
+        try:
+            key = (structure(model), sample.family, _versions(), _sources(model))
+            return cls(Path(named).expanduser(), _digest(key))
+        except Exception:  # tensors of every kind are among a model's settings
+            return None
 
     def _file(self, sample: Inputs) -> Path:
         sizes = tuple(tuple(t.shape) for t in sample.tensors)
@@ -57,7 +64,10 @@ class Stored:
 
     def is_empty(self) -> bool:
         """Whether nothing was captured of such inputs."""
-        return next(self.folder.glob(f"{self.family}-*.safetensors"), None) is None
+        try:
+            return next(self.folder.glob(f"{self.family}-*.safetensors"), None) is None
+        except OSError:
+            return True
 
     def read(self, sample: Inputs, outputs: OutputTree) -> Capture | None:
         """What was captured for inputs of these sizes."""
@@ -76,9 +86,9 @@ class Stored:
             return None
         try:
             text = json.dumps(_described(raw))
-        except (InputError, TypeError):
+            held = {n: t.detach().clone().contiguous() for n, t in raw.constants.items()}
+        except Exception:  # what JSON has no word for, and tensors of other layouts
             return None
-        held = {n: t.detach().clone().contiguous() for n, t in raw.constants.items()}
         return _Writing(self._file(sample), text, held)
 
 
@@ -106,8 +116,7 @@ class _Writing:
 
 
 def _described(raw: Capture) -> dict[str, Any]:
-    """What was captured as JSON, but for the constants. Raises ``InputError`` or ``TypeError``
-    where it cannot be."""
+    """What was captured as JSON, but for the constants. Raises where it cannot be."""
     graph = raw.graph
     number = {node: i for i, node in enumerate(graph.nodes)}
     places = dict.fromkeys(facts_of(n).place for n in graph.nodes)
@@ -134,7 +143,11 @@ def _read(path: Path, outputs: OutputTree) -> Capture | None:
             written = json.loads(file.metadata()["graph"])
             devices = written["devices"].items()
             constants = {name: file.get_tensor(name).to(device) for name, device in devices}
-        return Capture(_graph(written), constants, outputs, written["front_end"], stored=True)
+        graph = _graph(written)
+        if len(graph.output_node().args[0]) != len(outputs.names):  # type: ignore[arg-type]
+            return None
+        end: FrontEnd = "export" if written["front_end"] == "export" else "concrete"
+        return Capture(graph, constants, outputs, end, stored=True)
     except Exception:  # whatever is wrong with a file, the model is captured anew
         return None
 
@@ -143,6 +156,8 @@ def _graph(written: dict[str, Any]) -> fx.Graph:
     graph, made = fx.Graph(), dict[int, fx.Node]()
     places = [Place(*decoded(p, {})) for p in written["places"]]
     for i, (op, name, target, about, at) in enumerate(written["nodes"]):
+        if op not in OPS or (op == "get_attr" and "__" in target):
+            raise InputError(f"no graph has {op} {target!r}")
         args, kwargs, value, casts_to = decoded(about, made)
         called = operator_named(target) if op == "call_function" else target
         made[i] = graph.create_node(op, called, args, kwargs, name)
@@ -158,6 +173,25 @@ def _versions() -> tuple[str, ...]:
     return sys.version, torch.__version__, own
 
 
+def _sources(model: nn.Module) -> tuple[str, ...]:
+    """The files of a model's code, and of the code that it imports, that no package manager
+    installed: what one edits."""
+    installed = tuple(sysconfig.get_paths().values())
+    left, seen = {type(m).__module__ for m in model.modules()}, dict[str, str]()
+    while left:
+        name = left.pop()
+        module = sys.modules.get(name)
+        file = getattr(module, "__file__", None) or ""
+        if name in seen or name.split(".")[0] == "relprop" or file.startswith(installed):
+            continue
+        known = Path(file).is_file()
+        seen[name] = hashlib.sha256(Path(file).read_bytes()).hexdigest() if known else ""
+        for value in list(vars(module).values()) if module is not None else ():
+            owner = getattr(value, "__module__", None)
+            left.add(value.__name__ if isinstance(value, types.ModuleType) else str(owner))
+    return tuple(f"{name} {seen[name]}" for name in sorted(seen))
+
+
 def _digest(key: object) -> str:
     return hashlib.sha256(_text(key, {}).encode()).hexdigest()[:24]
 
@@ -171,7 +205,7 @@ def _text(part: object, known: dict[int, str]) -> str:
         return f"({','.join(sorted(map(repr, part)))})"
     if not isinstance(part, tuple):
         return repr(part)
-    if len(part) == 2 and str(part[0]).endswith("_hash"):  # another in every process
+    if len(part) == 2 and part[0] == "_original_object_hash":  # transformers', another every time
         return str(part[0])
     if id(part) not in known:
         known[id(part)] = f"({','.join([_text(p, known) for p in part])})"

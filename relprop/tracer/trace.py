@@ -83,6 +83,8 @@ class _Known:
 RETURNED: ContextVar[list[tuple[Inputs, list[Tensor]]] | None] = ContextVar(
     "RETURNED", default=None
 )
+#: The models whose stored graphs are not read.
+_ANEW: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _cache: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
 
 
@@ -119,7 +121,7 @@ def trace_program(
         others = known.of_family((inputs.family, made, token_inputs))
         program = _at_length(model, sample, token_inputs, others)
         stored = Stored.of(model, sample) if program is None else None
-        if program is None and stored is not None:
+        if stored is not None and RETURNED.get() is not None and model not in _ANEW:
             program = _stored(model, sample, token_inputs, stored, others)
         if program is None:
             program = _traced(model, sample, token_inputs, stored)
@@ -177,13 +179,14 @@ def _stored(
         eager, outputs = run = model_run(model, sample)
         if (raw := stored.read(sample, outputs)) is not None:
             raw.eager = eager
-            with contextlib.suppress(CaptureError):
+            with contextlib.suppress(Exception):  # whatever is wrong with a file, it is no file
                 program = _program_of(model, sample, token_inputs, raw)
                 _returned(program, sample, eager)
                 others.append(program)
                 return program
         for raw in islice(stored.others(sample, outputs), 2):
-            others.append(_read(model, sample, token_inputs, raw))
+            with contextlib.suppress(Exception):
+                others.append(_read(model, sample, token_inputs, raw))
         return _at_length(model, sample, token_inputs, others, run)
 
 
@@ -254,5 +257,6 @@ def _captured(model: nn.Module, sample: Inputs) -> Capture:
 
 
 def forget(model: nn.Module) -> None:
-    """Capture the model anew when it is next traced."""
+    """Capture the model anew when it is next traced, whatever was stored."""
     _cache.pop(model, None)
+    _ANEW.add(model)

@@ -74,6 +74,9 @@ def _compared(
     program: Program, values: Values, outputs: Sequence[Tensor]
 ) -> Iterator[tuple[str, fx.Node, Tensor, float, float]]:
     """Each output's name, node and own value, by how much the graph's is off, and its largest."""
+    if len(outputs) != len(program.output_nodes):
+        fact = f"the model returns {len(outputs)} tensors, its graph {len(program.output_nodes)}"
+        raise CaptureError(fact, then=KEEP_STEADY)
     named = zip(program.outputs.names, program.output_nodes, outputs, strict=True)
     for name, node, own in named:
         mine = values[node][0] if is_batched(node) else values[node]

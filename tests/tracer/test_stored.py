@@ -106,6 +106,68 @@ def test_other_code_and_other_settings_have_files_of_their_own(folder, captures)
     assert len(list(folder.glob("*.safetensors"))) == 3
 
 
+def test_code_that_a_model_imports_belongs_to_the_name(tmp_path):
+    """An edit that outputs do not show: where a helper's gradient stops."""
+    helper, script = tmp_path / "helper.py", tmp_path / "script.py"
+    script.write_text(
+        "import torch, relprop, helper\n"
+        "class M(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(); self.a = torch.nn.Linear(4, 4)\n"
+        "    def forward(self, x): return helper.normed(self.a(x))\n"
+        "torch.manual_seed(0)\n"
+        "found = relprop.explain(M().eval(), torch.ones(1, 4), 0, method='gradient_x_input')\n"
+        "print(found.facts['stored'], found.scores.tolist())\n"
+    )
+    told = []
+    for stop in ("", ".detach()", ".detach()"):
+        helper.write_text(f"def normed(x):\n    return x / x.norm(dim=-1, keepdim=True){stop}\n")
+        env = {**os.environ, stored.VARIABLE: str(tmp_path / "graphs"), "PYTHONPATH": HERE}
+        call = [sys.executable, str(script)]
+        told.append(subprocess.run(call, env=env, capture_output=True, text=True, check=True))
+    first, second, third = (t.stdout.split(maxsplit=1) for t in told)
+    assert (first[0], second[0], third[0]) == ("False", "False", "True")
+    assert first[1] != second[1] == third[1]
+
+
+class Holder:
+    """Hides a function from every key."""
+
+    __slots__ = ("function",)
+
+
+HELD = Holder()
+
+
+class Hidden(Pooled):
+    def forward(self, x):
+        return HELD.function(super().forward(x))
+
+
+@pytest.mark.parametrize("other", ["value", "gradient", "one sample", "outputs"])
+def test_a_stale_graph_is_captured_anew(folder, captures, other):
+    changed = {
+        "value": lambda y: 2 * y,
+        "gradient": lambda y: y.detach() + 0 * y,
+        "one sample": lambda y: y + (y.abs() - 0.1).relu() * torch.tensor([0.0, 9.0, 0.0]),
+        "outputs": lambda y: {"logits": y, "hidden": 2 * y},
+    }[other]
+    x = torch.cat([0.01 * X, 90 * X])
+    HELD.function = lambda y: y
+    relprop.explain(made(Hidden), x, 1, method="gradient_x_input")
+    HELD.function = changed
+    found = relprop.explain(made(Hidden), x, 1, method="gradient_x_input")
+    assert len(captures) == 2
+    assert not found.facts["stored"]
+
+
+def test_tensors_that_no_file_can_hold_are_no_error(folder):
+    for odd in (torch.eye(4).to_sparse(), torch.zeros(3, device="meta")):
+        model = made(Pooled)
+        model.odd = odd
+        scores(model)
+
+
 def test_a_tensor_that_is_no_buffer_belongs_to_the_name(folder, captures):
     other = made(Pooled)
     other.table = torch.ones(8)
