@@ -119,6 +119,7 @@ spell(
     scaled_and_back=lambda x, w, b: F.linear(2 * x, w / 2, b),
     divided_and_back=lambda x, w, b: F.linear(x / 3, 3 * w, b),
     each_feature_scaled_and_back=lambda x, w, b: F.linear(x * _sizes(x), w / _sizes(x), b),
+    output_scaled_and_back=lambda x, w, b: F.linear(x, 4 * w, 4 * b) / 4,
     alpha_of_add=lambda x, w, b: torch.add(F.linear(x, w), b, alpha=1),
     bias_subtracted=lambda x, w, b: F.linear(x, w) - (-b),
     bias_by_addcmul=lambda x, w, b: torch.addcmul(F.linear(x, w), b, torch.ones_like(b)),

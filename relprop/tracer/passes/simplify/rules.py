@@ -27,6 +27,7 @@ from relprop.tracer.passes.simplify.layouts import put_together
 from relprop.tracer.passes.simplify.matrices import simpler_matrix
 from relprop.tracer.passes.simplify.numbers import (
     as_numbers,
+    linear_of_scaled,
     simpler_affine,
     simpler_function,
     simpler_product,
@@ -68,7 +69,7 @@ def _simpler(node: fx.Node, constants: Constants) -> fx.Node | None:
     if is_call(node, aten.index_put) and (new := put_in_runs(node, constants)) is not None:
         return new
     if is_call(node, aten.linear, aten.matmul):
-        new = simpler_matrix(node, constants)
+        new = simpler_matrix(node, constants) or linear_of_scaled(node)
         return _broadcast(node) if new is None and is_call(node, aten.matmul) else new
     if is_call(node, aten.cat) and (new := windows(node, constants)) is not None:
         return new

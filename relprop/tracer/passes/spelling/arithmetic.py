@@ -1,5 +1,5 @@
-"""Sums and products in one call, such as ``lerp``, as the sums and products that
-they are, where PyTorch's own definition has another form."""
+"""Sums and products in one call, such as ``lerp`` and ``addbmm``, as the sums and products that
+they are, where PyTorch's own definition has another form, or none."""
 
 from __future__ import annotations
 
@@ -43,6 +43,14 @@ def difference(node: fx.Node) -> fx.Node | None:
 
 def _scaled(node: fx.Node, x: fx.Node, factor: float | None) -> fx.Node:
     return x if factor in (None, 1) else emit(node, aten.mul.Tensor, x, factor)
+
+
+def products_added(node: fx.Node) -> fx.Node:
+    """``addbmm``, of which PyTorch has no definition: β·c + α·Σ (a @ b)."""
+    extra, a, b = arguments(node)[:3]
+    total = emit(node, aten.sum.dim_IntList, emit(node, aten.matmul.default, a, b), [0])
+    total, beta = _scaled(node, total, argument(node, "alpha")), argument(node, "beta")
+    return total if beta == 0 else emit(node, aten.add.Tensor, _scaled(node, extra, beta), total)
 
 
 def exponential(node: fx.Node) -> fx.Node | None:

@@ -16,6 +16,7 @@ from relprop.tracer.passes.spelling.arithmetic import (
     cosine,
     difference,
     exponential,
+    products_added,
     step,
     sum_with_factor,
 )
@@ -111,6 +112,7 @@ SPELLINGS: dict[Operator, Rewrite] = {
     aten.add: sum_with_factor,
     aten.sub: sum_with_factor,
     aten.rsub: difference,
+    aten.addbmm: products_added,
     **dict.fromkeys((aten.exp2, aten.pow), exponential),
     **dict.fromkeys(
         (aten.adaptive_max_pool1d, aten.adaptive_max_pool2d, aten.adaptive_max_pool3d),
