@@ -6,7 +6,6 @@ fails its test, which says to remove the line."""
 KNOWN = [
     ("a learned class token that is several tokens wide: its axis is taken for features",
      "vit.jumbo", "identity"),
-    ("attentions that are added are one site, with the heads of both", "vit.parallel", "sites"),
     ("the iterations that invert a matrix between landmarks are taken for attention",
      "nystrom", "sites"),
     ("the matrices that mix residual streams are taken for attention",
