@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from relprop.compiled.native import OPERATORS
 from relprop.errors import InputError, OptionError, message
-from relprop.operations.written import decoded, encoded, name_of_operator, operator_named
+from relprop.operations.as_json import decoded, encoded, name_of_operator, operator_named
 
 #: How a file of this kind ends.
 ENDING = ".safetensors"

@@ -3,7 +3,7 @@
 
 A file holds what a model's capture gave for inputs of one size, under a name that is made of the
 model's structure, its code and the versions that captured it. Nothing in a file is code
-(``operations.written``), and no file is believed: it is read by calls that compare outputs and
+(``operations.as_json``), and no file is believed: it is read by calls that compare outputs and
 gradients with the model's own, and where these differ the model is captured.
 """
 
@@ -16,7 +16,7 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,12 +28,12 @@ from safetensors.torch import save_file
 from torch import Tensor, fx, nn
 
 from relprop.errors import CacheWarning, InputError, first_line, message, warn
-from relprop.operations.written import decoded, encoded, name_of_operator, operator_named
+from relprop.operations.as_json import decoded, encoded, name_of_operator, operator_named
 from relprop.tracer.binding import Inputs
 from relprop.tracer.capture import Capture
 from relprop.tracer.facts import Facts, Place, facts_of, know
 from relprop.tracer.program import FrontEnd, OutputTree
-from relprop.tracer.structure import Same, structure
+from relprop.tracer.structure import Same
 
 VARIABLE = "RELPROP_CACHE"
 #: What a graph consists of.
@@ -48,12 +48,13 @@ class Stored:
     family: str
 
     @classmethod
-    def of(cls, model: nn.Module, sample: Inputs) -> Stored | None:
-        """``None``: nothing is stored, or this model has no name that holds in other processes."""
+    def of(cls, model: nn.Module, structure: tuple[Hashable, ...], sample: Inputs) -> Stored | None:
+        """``structure``: the model's. ``None``: nothing is stored, or this model has no name that
+        holds in other processes."""
         if not (named := os.environ.get(VARIABLE, "").strip()):
             return None
         try:
-            key = (structure(model), sample.family, _versions(), _sources(model))
+            key = (structure, sample.family, _versions(), _sources(model))
             return cls(Path(named).expanduser(), _digest(key))
         except Exception:  # tensors of every kind are among a model's settings
             return None

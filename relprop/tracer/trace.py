@@ -120,15 +120,14 @@ def trace_program(
             known.drop(key)  # the model was changed, unseen, before anyone compared it
         others = known.of_family((inputs.family, made, token_inputs))
         program = _at_length(model, sample, token_inputs, others)
-        stored = Stored.of(model, sample) if program is None else None
+        stored = Stored.of(model, made, sample) if program is None else None
         if stored is not None and RETURNED.get() is not None and model not in _ANEW:
             program = _stored(model, sample, token_inputs, stored, others)
         if program is None:
             program = _traced(model, sample, token_inputs, stored)
             if not program.input_specialised:
-                for kin in (p.kin for p in others if has_same_calls(p, program)):
-                    program = replace(program, kin=kin)
-                    break
+                alike = next((p for p in others if has_same_calls(p, program)), None)
+                program = program if alike is None else replace(program, kin=alike.kin)
                 others.append(program)
         if not program.input_specialised or program.guards is not None:
             known.keep(key, program)

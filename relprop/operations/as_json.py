@@ -72,7 +72,7 @@ def encoded(value: Any, number: dict[fx.Node, int]) -> Any:
         return {"dict": {k: encoded(v, number) for k, v in value.items()}}
     if isinstance(value, torch.device):
         return {"device": str(value)}
-    if isinstance(value, Tensor):  # on the meta device: its shape and type are all there is
+    if isinstance(value, Tensor) and value.is_meta:  # its shape and type are all there is
         dtype = str(value.dtype).removeprefix("torch.")
         return {"tensor": [list(value.shape), list(value.stride()), dtype]}
     for name, kind in KINDS.items():
