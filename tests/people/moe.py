@@ -165,8 +165,8 @@ class ChosenInTurn(Dispatching):
 
 
 class Dense(Experts):
-    """Every expert on every token, their sum a product of matrices; the weights of those not chosen
-    are 0. They are a softmax over all experts, cut and divided by their sum."""
+    """Every expert on every token, added one after the other; the weights of those not chosen are
+    0. They are a softmax over all experts, cut and divided by their sum."""
 
     def weights(self, scores):
         top, chosen = scores.softmax(-1).topk(2, -1)
@@ -176,7 +176,10 @@ class Dense(Experts):
         return self.combined(self.weights(self.gate(x)), [expert(x) for expert in self.experts])
 
     def combined(self, weights, outputs):
-        return (weights[..., None, :] @ torch.stack(outputs, -2))[..., 0, :]
+        total = weights[..., :1] * outputs[0]
+        for e in range(1, EXPERTS):
+            total = total + weights[..., e : e + 1] * outputs[e]
+        return total
 
 
 class DenseOfChosen(Dense):
@@ -187,7 +190,14 @@ class DenseOfChosen(Dense):
         return torch.zeros_like(scores).scatter(-1, chosen, top.softmax(-1))
 
 
-class DenseRoom(Dense):
+class DenseProduct(Dense):
+    """The sum over experts is a product of matrices."""
+
+    def combined(self, weights, outputs):
+        return (weights[..., None, :] @ torch.stack(outputs, -2))[..., 0, :]
+
+
+class DenseRoom(DenseProduct):
     """The share of the likeliest expert, if that has room."""
 
     def weights(self, scores):
@@ -196,7 +206,7 @@ class DenseRoom(Dense):
         return gates * mask * (mask.cumsum(1) <= FullExperts.capacity)
 
 
-class DenseInTurn(Dense):
+class DenseInTurn(DenseProduct):
     """One share after the other is divided by their sum."""
 
     def weights(self, scores):
@@ -252,7 +262,7 @@ def moe_switch():
 
 @pair
 def moe_dispatched():
-    return mixture(DispatchedExperts, Dense)
+    return mixture(DispatchedExperts, DenseProduct)
 
 
 @pair
@@ -262,7 +272,7 @@ def moe_without_room():
 
 @pair
 def moe_chosen_at_once():
-    return mixture(ChosenAtOnce, Dense)
+    return mixture(ChosenAtOnce, DenseProduct)
 
 
 @pair

@@ -214,12 +214,11 @@ def mlp(at: Mlp, x: Tensor) -> Tensor:
 
 
 def experts(at: Experts, x: Tensor) -> Tensor:
-    """Every expert sees every token; a product with their shares, all but one of them 0."""
+    """Every expert sees every token; all but the token's own are multiplied by 0."""
     shares = at.router(x).softmax(-1)
     top = shares.argmax(-1, keepdim=True)
     chosen = torch.zeros_like(shares).scatter(-1, top, shares.gather(-1, top))
-    outputs = torch.stack([expert(x) for expert in at.experts], -2)
-    return (chosen[..., None, :] @ outputs)[..., 0, :]
+    return sum(chosen[..., i, None] * expert(x) for i, expert in enumerate(at.experts))
 
 
 def residual(x: Tensor, y: Tensor) -> Tensor:

@@ -219,6 +219,21 @@ def where_it_is_the_likeliest(at, x):
 
 
 @spells("experts", EXPERTS)
+def masks_of_floats(at, x):
+    shares, share, _ = _shares(at, x)
+    best = (shares == share[..., None]).to(x.dtype) * shares
+    return sum(best[..., i : i + 1] * e(x) for i, e in enumerate(at.experts))
+
+
+@spells("experts", EXPERTS)
+def topk_of_one(at, x):
+    shares = at.router(x).softmax(-1)
+    share, top = shares.topk(1, dim=-1)
+    weights = torch.zeros_like(shares).scatter(-1, top, share)
+    return sum(weights[..., i].unsqueeze(-1) * e(x) for i, e in enumerate(at.experts))
+
+
+@spells("experts", EXPERTS)
 def sorted_shares(at, x):
     shares = at.router(x).softmax(-1)
     share, order = shares.sort(-1, descending=True)

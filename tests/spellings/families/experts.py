@@ -23,6 +23,28 @@ def _stacked(at):
 
 
 @spells("experts", EXPERTS)
+def masks_times_shares(at, x):
+    share, top = _share(at, x)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(at.experts):
+        out = out + ((top == i).to(x.dtype) * share)[..., None] * expert(x)
+    return out
+
+
+@spells("experts", EXPERTS)
+def results_times_masks_times_shares(at, x):
+    share, top = _share(at, x)
+    return sum(e(x) * (top == i)[..., None] * share[..., None] for i, e in enumerate(at.experts))
+
+
+@spells("experts", EXPERTS)
+def stacked_and_summed(at, x):
+    shares = at.router(x).softmax(-1)
+    chosen = torch.where(shares >= shares.amax(-1, keepdim=True), shares, 0)
+    return torch.stack([chosen[..., i, None] * e(x) for i, e in enumerate(at.experts)]).sum(0)
+
+
+@spells("experts", EXPERTS)
 def tokens_repeated_for_all(at, x):
     """As Llama 4: every expert's product with all tokens, one ``bmm``."""
     shares = at.router(x).softmax(-1)
@@ -81,6 +103,15 @@ def tokens_found_by_one_hot(at, x):
         own = expert(rows[None, places].reshape(-1, WIDTH))
         out.index_add_(0, places, own * share.reshape(-1, 1)[places])
     return out.view_as(x)
+
+
+@spells("experts", EXPERTS)
+def results_times_not_others(at, x):
+    share, top = _share(at, x)
+    out = torch.zeros_like(x)
+    for i, expert in enumerate(at.experts):
+        out += expert(x) * (1 - (top != i).to(x.dtype))[..., None] * share[..., None]
+    return out
 
 
 @spells("experts", EXPERTS)
