@@ -1,0 +1,209 @@
+"""From numbers to a recommendation, by a rule that was written down before anything was run
+(docs/which-method.md, "The rule").
+
+``better``: the 95 % interval of the paired difference lies above 0 on every data set of a kind.
+``recommended``: the default, unless rows are better than it; then, of these, the one with the
+smallest sum of ranks, of equal ones the cheaper. ``never``: on no data set better than random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from relprop.evaluation import Interval, Numbers
+from relprop.evaluation.table import Column, markdown_grid
+
+DEFAULT, RANDOM = "transformer_attribution", "random"
+
+
+@dataclass(frozen=True)
+class Primary:
+    """A data set's primary measure: of the run ``study``, the statistic ``column``."""
+
+    study: str
+    column: str
+    data: str
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of task and its data sets."""
+
+    name: str
+    title: str
+    measures: tuple[Primary, ...]
+
+
+KINDS = (
+    Kind(
+        "pictures",
+        "Pictures, by a vision transformer",
+        (
+            Primary("scenes", "segmentation: mIoU", "digit scenes: mIoU (%)"),
+            Primary("photographs", "share", "two photographs: share on the one asked for (%)"),
+        ),
+    ),
+    Kind(
+        "texts",
+        "Texts, by a BERT",
+        (
+            Primary("reviews", "AOPC", "film reviews: AOPC"),
+            Primary("sentences", "fall of the cosine", "sentence pairs: fall of the cosine"),
+        ),
+    ),
+    Kind(
+        "answers",
+        "Answers of language models",
+        (
+            Primary(
+                "lookups",
+                "fall without the best sentence",
+                "lookups: fall of the log-probability without the best sentence",
+            ),
+            Primary("quadrants", "share on the quarter", "pictures with words: share (%)"),
+        ),
+    ),
+    Kind(
+        "speech",
+        "Words in speech, by Whisper",
+        (
+            Primary("speech", "share: voice A", "voice A: share on the word (%)"),
+            Primary("speech", "share: voice B", "voice B: share on the word (%)"),
+        ),
+    ),
+    Kind(
+        "atoms",
+        "Masked atoms of reactions, by an ALBERT",
+        (
+            Primary("atoms", "share: element", "single elements: share on the source (%)"),
+            Primary("atoms", "share: fragment", "known fragments: share on the source (%)"),
+        ),
+    ),
+)
+
+
+def column(numbers: Numbers, name: str) -> Column:
+    """A statistic of a run by the name that tables give it."""
+    known = (Column(m, s) for m in numbers.measures for s in m.statistics)
+    return next(c for c in known if c.name == name)
+
+
+@dataclass
+class Verdict:
+    """What the rule says of a kind. ``cells``: by row and data set the number with its interval;
+    ``differences``: less the default; ``floors``: less random, all turned so that more is
+    better."""
+
+    kind: Kind
+    cells: dict[tuple[str, str], Interval]
+    differences: dict[tuple[str, str], Interval]
+    floors: dict[tuple[str, str], Interval]
+    seconds: dict[str, float]
+
+    @property
+    def data(self) -> list[str]:
+        return [m.data for m in self.kind.measures]
+
+    @property
+    def rows(self) -> list[str]:
+        """Rows with a number on every data set, best rank first."""
+        there = {row for row, _ in self.floors} | {DEFAULT}
+        whole = [r for r in there if all((r, d) in self.cells for d in self.data)]
+        return sorted(whole, key=lambda r: (self.ranks(r, whole), self.seconds.get(r, 0.0), r))
+
+    def ranks(self, row: str, among: list[str]) -> int:
+        """The sum of a row's ranks over the data sets."""
+        above = 0
+        for d in self.data:
+            mine = self.cells[row, d].mean
+            above += sum(self.cells[r, d].mean > mine + 1e-9 for r in among)
+        return above
+
+    @property
+    def better(self) -> list[str]:
+        """Rows that are better than the default on every data set."""
+        return [
+            r
+            for r in self.rows
+            if r != DEFAULT and all(self.differences[r, d].low > 0 for d in self.data)
+        ]
+
+    @property
+    def recommended(self) -> str:
+        return self.better[0] if self.better else DEFAULT
+
+    @property
+    def never(self) -> list[str]:
+        """Rows that are better than random on no data set."""
+        return [
+            r
+            for r in self.rows
+            if r in {row for row, _ in self.floors}
+            and all(self.floors[r, d].low <= 0 for d in self.data)
+        ]
+
+
+def verdict(kind: Kind, found: Mapping[str, Numbers]) -> Verdict:
+    """The rule on the numbers of the runs by name."""
+    said = Verdict(kind, {}, {}, {}, {})
+    for measure in kind.measures:
+        numbers, d = found[measure.study], measure.data
+        at = column(numbers, measure.column)
+        sign = 1 if at.higher_is_better else -1
+        for row in numbers.rows:
+            cell = numbers.cell(row, at)
+            if cell is None or row.floor or not method(row.name):
+                continue
+            said.cells[row.name, d] = cell.interval
+            for to, other in ((said.differences, DEFAULT), (said.floors, RANDOM)):
+                less = numbers.difference(row.name, other, at)
+                if less is not None:
+                    low, high = sorted((sign * less.low, sign * less.high))
+                    to[row.name, d] = Interval(sign * less.mean, low, high, less.samples)
+            cost = numbers.tables.get((row.name, "seconds"))
+            if cost is not None:
+                said.seconds[row.name] = float(cost[:, 0].sum() / cost[:, 1].sum())
+    return said
+
+
+def method(row: str) -> bool:
+    """Whether a row is a method of relprop's, with options after a comma, and knows the model."""
+    from relprop.methods import METHODS
+
+    name = row.split(", ")[0].split("/")[0]
+    return name in METHODS and name != RANDOM
+
+
+def markdown(said: Verdict) -> str:
+    """A kind's table: rows by rank, the number on each data set, its difference from the default,
+    seconds of a repeated call; and what the rule says."""
+    digits = {d: 3 if all(abs(said.cells[r, d].mean) < 2 for r in said.rows) else 1 for d in said.data}
+
+    def cell(row: str, what: tuple[str, str]) -> str:
+        kind, d = what
+        if kind == "seconds":
+            return f"{said.seconds[row]:.2g}" if row in said.seconds else "–"
+        table = said.cells if kind == "number" else said.differences
+        if kind == "difference" and row == DEFAULT:
+            return "–"
+        i, k, plus = table[row, d], digits[d], "+" if kind == "difference" else ""
+        return f"{i.mean:{plus}.{k}f} [{i.low:{plus}.{k}f}, {i.high:{plus}.{k}f}]"
+
+    columns: list[tuple[str, tuple[str, str]]] = []
+    for d in said.data:
+        columns += [(d, ("number", d)), ("less the default", ("difference", d))]
+    columns.append(("s", ("seconds", "")))
+    grid = markdown_grid([f"{r}" for r in said.rows], columns, cell, False)
+    better = ", ".join(f"`{r}`" for r in said.better) or "none"
+    never = ", ".join(f"`{r}`" for r in said.never) or "none"
+    return "\n".join(
+        [
+            f"### {said.kind.title}: `{said.recommended}`",
+            "",
+            grid,
+            "",
+            f"- Better than the default on both: {better}.",
+            f"- Better than random on neither: {never}.",
+        ]
+    )
