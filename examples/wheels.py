@@ -19,12 +19,12 @@ from relprop.errors import InputError, OptionError
 
 @dataclass(frozen=True)
 class Wheel:
-    """A package's file: its version, SHA-256, and the platform it is for where it holds a
-    library."""
+    """A package's file: its version, SHA-256, and for which platform it is, as pip's options say
+    it, where it holds a library."""
 
     version: str
     sha256: str
-    platform: str = ""
+    built: tuple[str, ...] = ()
 
 
 WHEELS = {
@@ -36,7 +36,12 @@ WHEELS = {
     "espeakng-loader": Wheel(
         "0.2.4",
         "08721baf27d13d461f6be6eed9a65277e70d68234ff484fd8b9897b222cdcb6d",
-        "manylinux_2_17_x86_64",
+        ("--platform", "manylinux_2_17_x86_64"),
+    ),
+    "scikit-image": Wheel(
+        "0.25.2",
+        "a17e17eb8562660cc0d31bb55643a4da996a81944b82c54805c91b3fe66f4824",
+        ("--platform", "manylinux_2_17_x86_64", "--python-version", "3.12"),
     ),
 }
 
@@ -67,8 +72,7 @@ def fetch(package: str) -> Path:
     try:
         return wheel(package)
     except OptionError:
-        where = ["--platform", wanted.platform] if wanted.platform else []
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *where]
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", *wanted.built]
         named = f"{package}=={wanted.version}"
         subprocess.run([*pip, "--only-binary=:all:", "-d", str(folder()), named], check=True)
         return wheel(package)

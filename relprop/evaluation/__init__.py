@@ -45,6 +45,7 @@ from relprop.evaluation.shipped import digit_scenes, reviews
 from relprop.evaluation.table import Numbers, Table
 from relprop.evaluation.text_task import TextTask
 from relprop.evaluation.texts import word_scores
+from relprop.evaluation.tune import Tuned, tune
 from relprop.evaluation.words import PrecisionAtK, TokenF1
 from relprop.evaluation.work import EvaluationWork, numbers
 
@@ -86,6 +87,7 @@ __all__ = [
     "TextTask",
     "TokenF1",
     "TopKDrop",
+    "Tuned",
     "Unfaithful",
     "Unstable",
     "bootstrap",
@@ -95,6 +97,7 @@ __all__ = [
     "mean_of",
     "numbers",
     "reviews",
+    "tune",
     "upsampled",
     "word_scores",
 ]

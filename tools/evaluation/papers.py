@@ -37,7 +37,7 @@ CHANGED = tuple(
     Entry(f"{method}, {said}", Question(method, options))
     for said, options, methods in (
         ("positive", POSITIVE, ("cat", "attcat")),
-        ("balanced", BALANCED, ("gae", "cat", "attcat", "gradient_x_input")),
+        ("balanced", BALANCED, (OURS, "gae", "cat", "attcat", "gradient_x_input")),
         ("balanced, positive", BALANCED | POSITIVE, ("cat", "attcat")),
     )
     for method in methods

@@ -18,6 +18,7 @@ from tools.evaluation.papers import IMAGE_ROWS, TEXT_ROWS
 from tools.evaluation.tasks import measure as measure_task
 from tools.known_answers.atoms import Atoms
 from tools.known_answers.lookups import Lookups
+from tools.known_answers.page import table
 from tools.known_answers.pictures import Pictures
 from tools.known_answers.quadrants import QuadrantStudy
 from tools.known_answers.recommend import KINDS, markdown, verdict
@@ -70,13 +71,13 @@ def main(
         if name in SHIPPED:
             found[name] = shipped(name, out / name, **running)
             continue
-        made, page = STUDIES[name]
-        study = made()
+        begin, page = STUDIES[name]
+        study = begin()
         found[name] = measure(study, out / name, **running)
-        table = found[name].table(study.title).markdown()
-        typer.echo(table)
+        made = table(study, found[name])
+        typer.echo(made)
         if update_docs:
-            update(DOCS / page, {name: table})
+            update(DOCS / page, {name: made})
     for kind in KINDS:
         if all(m.study in found for m in kind.measures):
             said = markdown(verdict(kind, found))

@@ -78,10 +78,12 @@ def case_of(lookup: Lookup, tokenizer: Any) -> Case:
 class Lookups:
     """The study. A unit is a lookup that is answered right, and its last answer the one sample."""
 
-    count: int = 50
+    count: int = 100
     seed: int = 20_000_003
     name: ClassVar[str] = "lookups"
     title: ClassVar[str] = "Lookups in documents (a small Llama): the fact that is repeated"
+    units: ClassVar[str] = "lookups"
+    samples: ClassVar[str] = "answers"
     columns: ClassVar[tuple[Column, ...]] = (
         Column("best token is a source word", True, 100),
         Column("best sentence is the source", True, 100),

@@ -32,6 +32,8 @@ class QuadrantStudy:
     seed: int = 40_000_003
     name: ClassVar[str] = "quadrants"
     title: ClassVar[str] = "Pictures with words (a small LLaVA): the quarter that is named"
+    units: ClassVar[str] = "pictures"
+    samples: ClassVar[str] = "answers"
     columns: ClassVar[tuple[Column, ...]] = (
         Column("share on the quarter", True, 100),
         Column("share on the disc", True, 100),
@@ -103,8 +105,6 @@ class QuadrantStudy:
         targets = [relprop.targets.answer(self.drawn.answers[i]) for i in pictures]
         for _ in range(2):
             start = time.process_time()
-            e = relprop.explain(
-                model, given, targets, processor=processor, progress=False, **call
-            )
+            e = relprop.explain(model, given, targets, processor=processor, progress=False, **call)
         seconds = (time.process_time() - start) / len(pictures)
         return e["pixel_values"].heatmap(), seconds

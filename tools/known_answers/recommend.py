@@ -178,7 +178,9 @@ def method(row: str) -> bool:
 def markdown(said: Verdict) -> str:
     """A kind's table: rows by rank, the number on each data set, its difference from the default,
     seconds of a repeated call; and what the rule says."""
-    digits = {d: 3 if all(abs(said.cells[r, d].mean) < 2 for r in said.rows) else 1 for d in said.data}
+    digits = {
+        d: 3 if all(abs(said.cells[r, d].mean) < 2 for r in said.rows) else 1 for d in said.data
+    }
 
     def cell(row: str, what: tuple[str, str]) -> str:
         kind, d = what

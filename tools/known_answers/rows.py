@@ -21,7 +21,7 @@ METHODS: dict[str, Mapping[str, Any]] = {
     )
 } | {
     f"{name}, balanced": {"method": name, **BALANCED}
-    for name in ("gae", "cat", "attcat", "gradient_x_input")
+    for name in ("transformer_attribution", "gae", "cat", "attcat", "gradient_x_input")
 }
 INTEGRATED: Mapping[str, Any] = {"method": "integrated_gradients", "n_steps": 20}
 #: Rows that know nothing of the model.

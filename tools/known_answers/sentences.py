@@ -95,6 +95,8 @@ class Sentences:
     seed: int = 47
     name: ClassVar[str] = "sentences"
     title: ClassVar[str] = "Sentence pairs (MiniLM): the shared phrase"
+    units: ClassVar[str] = "pairs"
+    samples: ClassVar[str] = "cosines"
     columns: ClassVar[tuple[Column, ...]] = (
         Column("share on the phrase", True, 100),
         Column("fall of the cosine", True, 1),

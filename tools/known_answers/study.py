@@ -46,10 +46,12 @@ class Column:
 
 class Study(Protocol):
     """``rows``: names of methods and of comparisons, as the table has them; ``refused``: the rows
-    that have no numbers, and why."""
+    that have no numbers, and why; ``units`` and ``samples``: what these are called."""
 
     name: str
     title: str
+    units: str
+    samples: str
     columns: tuple[Column, ...]
     rows: tuple[str, ...]
     refused: Mapping[str, str]

@@ -1,0 +1,211 @@
+"""``tune``: do other options of a method serve a metric better than its defaults? Chosen on some
+samples, judged on others."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from torch import Tensor, nn
+
+from relprop.data import Source
+from relprop.door import guarded
+from relprop.errors import OptionError
+from relprop.evaluation.base import Interval
+from relprop.evaluation.entries import Entry
+from relprop.evaluation.image_task import ImageTask
+from relprop.evaluation.measures import Measure
+from relprop.evaluation.table import Column, Numbers, paired
+from relprop.evaluation.tasks import Task
+from relprop.evaluation.text_task import TextTask
+from relprop.evaluation.work import EvaluationWork, numbers
+from relprop.methods import method_named
+from relprop.rules import PRESETS, epsilon, gamma
+from relprop.runner.fusion import FUSIONS
+from relprop.runner.question import Question
+
+GAMMAS = (0.0, 0.05, 0.1, 0.5, 1.0, 2.0, 10.0)
+EPSILONS = (1e-6, 1e-3, 1e-2, 1e-1, 1.0)
+#: Rule sets whose linear layers may take another rule.
+TUNED = ("attnlrp", "cp_lrp", "epsilon", "lrp")
+FOLDS = 2
+DEFAULTS = "defaults"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What ``tune`` found. ``best``: the options that serve the metric best on all samples, as
+    ``relprop.explain(**best)`` takes them (``{}``: the defaults). ``chosen``: the name of what was
+    chosen on each half of the samples. ``gain``: on the halves that did not choose, the number of
+    what was chosen less that of the defaults, with its 95 % bootstrap interval; an interval that
+    holds 0 is no gain. ``trials``: (name, number on all samples), best first."""
+
+    method: str
+    column: str
+    best: Mapping[str, Any]
+    chosen: tuple[str, ...]
+    gain: Interval
+    trials: tuple[tuple[str, float], ...]
+
+    @property
+    def helps(self) -> bool:
+        """Whether tuning is better than the defaults on samples that it has not seen."""
+        return self.gain.low > 0
+
+    def __str__(self) -> str:
+        tried = f"{self.method}: {len(self.trials)} settings tried by {self.column}"
+        judged = f"chosen on half of the samples ({'; '.join(dict.fromkeys(self.chosen))})"
+        than = f"{self.gain.mean:+.4g} [{self.gain.low:.4g}, {self.gain.high:.4g}]"
+        said = "better than" if self.helps else "not shown to be better than"
+        return f"{tried}; {judged}, {said} the defaults on the other half: {than}"
+
+
+@guarded
+def tune(
+    model: nn.Module,
+    data: Source,
+    metric: Measure | str,
+    *,
+    method: str = "transformer_attribution",
+    tokenizer: Any = None,
+    evaluations: int = 40,
+    samples: int | None = None,
+    seed: int = 0,
+) -> Tuned:
+    """Try options of a method on a data set: which heads and layers, γ and ε, ε in the first or the
+    last layers alone.
+
+    Each half of the samples chooses the best setting, which is judged on the other half, so that
+    ``gain`` is what one may expect of new samples (nested two-fold cross-validation).
+
+    Args:
+        data: images or texts (``relprop.data``); ``metric``: a column of their tables by name
+            (``"segmentation: mIoU"``, ``"AOPC"``), or a measure, whose first statistic counts.
+        method: whose options are tried. ``tokenizer``: for texts.
+        evaluations: settings at most, the defaults among them; of more, as many are drawn by
+            ``seed``. ``samples``: the first so many of the data set; ``None``: all.
+
+    Raises ``OptionError`` for a method that has none of these options, and what
+    ``relprop.evaluation.evaluate`` raises.
+
+    >>> from relprop.demo.model import digit_scene_model
+    >>> from relprop.demo.scene_source import DigitScenes
+    >>> from relprop.evaluation import tune
+    >>> found = tune(digit_scene_model(), DigitScenes(8, seed=1), "segmentation", evaluations=3)
+    >>> len(found.trials), found.chosen[0] in dict(found.trials)
+    (3, True)
+    """
+    if evaluations < 2 or (samples is not None and samples < 2 * FOLDS):
+        fact = f"evaluations={evaluations}, samples={samples}: at least 2 and {2 * FOLDS}"
+        raise OptionError(fact)
+    measure, statistic = _named(metric)
+    task: Task = (
+        ImageTask(model, data, (measure,))
+        if data.kind == "image"
+        else TextTask(model, data, (measure,), tokenizer=tokenizer)
+    )
+    settings = dict(_settings(method, model))
+    if len(settings) < 2:
+        raise OptionError(f"tune(method={method!r}): it has no heads, layers, γ or ε to choose")
+    drawn = random.Random(seed).sample(list(settings)[1:], min(len(settings), evaluations) - 1)
+    tried = {name: settings[name] for name in (DEFAULTS, *drawn)}
+    rows = [_row(method, name, options) for name, options in tried.items()]
+    work = EvaluationWork(task, rows, samples)
+    found = numbers(task, rows, _lines(work))
+    columns = [Column(found.measures[0], s) for s in found.measures[0].statistics]
+    column = next((c for c in columns if c.statistic.name == statistic), None)
+    if statistic and column is None:
+        fact = f"metric={metric!r}: {columns[0].measure.name} has no {statistic!r}"
+        raise OptionError(fact, then=[f"metric={c.name!r}" for c in columns])
+    return _judged(found, method, tried, column or columns[0])
+
+
+def _named(metric: Measure | str) -> tuple[Measure | str, str]:
+    """A measure, and which of its statistics (``""``: the first)."""
+    if not isinstance(metric, str):
+        return metric, ""
+    name, _, statistic = metric.partition(": ")
+    return name, statistic
+
+
+def _row(method: str, name: str, options: Mapping[str, Any]) -> Entry:
+    plain = {k: v for k, v in options.items() if k != "rules"}
+    return Entry(name, Question(method, plain, options.get("rules")))
+
+
+def _lines(work: EvaluationWork, at_once: int = 50) -> Iterator[tuple[int, Any]]:
+    for first in range(0, len(work), at_once):
+        for record in work(range(first, min(first + at_once, len(work)))):
+            yield from ((record.index, row) for row in record.rows)
+
+
+def _judged(
+    found: Numbers, method: str, tried: Mapping[str, Mapping[str, Any]], column: Column
+) -> Tuned:
+    tables = {name: found.tables[name, column.measure.name] for name in tried}
+    sign = 1 if column.higher_is_better else -1
+
+    def value(name: str, table: Tensor) -> float:
+        return sign * column.statistic.of(table)
+
+    def best(fold: slice) -> str:
+        return max(tried, key=lambda name: value(name, tables[name][fold]))
+
+    folds = [slice(k, None, FOLDS) for k in range(FOLDS)]
+    chosen = [best(fold) for fold in folds]
+    judged, plain = tables[DEFAULTS].clone(), tables[DEFAULTS]
+    for own, other in zip(chosen, reversed(folds), strict=True):
+        judged[other] = tables[own][other]
+    gain = paired(judged, plain, column.statistic, 2000)
+    if gain is None:
+        raise OptionError(f"{column.name} is not defined on two of these samples")
+    if sign < 0:
+        gain = Interval(-gain.mean, -gain.high, -gain.low, gain.samples)
+    whole = slice(None)
+    trials = sorted(tried, key=lambda name: -value(name, tables[name]))
+    options = tried[best(whole)]
+    said = tuple((name, column.statistic.of(tables[name])) for name in trials)
+    return Tuned(method, column.name, dict(options), tuple(chosen), gain, said)
+
+
+def _settings(method: str, model: nn.Module) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Settings by name, the defaults first."""
+    yield DEFAULTS, {}
+    how = method_named(method, level=None)
+    known = how.options()
+    if {"head_fusion", "layers"} <= set(known):
+        for fusion, last in product(FUSIONS, (None, 1, 2, 3, 4, 6)):
+            layers = {} if last is None else {"layers": slice(-last, None)}
+            where = "all blocks" if last is None else f"the last {last}"
+            yield f"{fusion} over heads, {where}", {"head_fusion": fusion, **layers}
+    if "gamma" in known:
+        for linear, conv in product(GAMMAS, (None, 0.0, 10.0)):
+            said = "" if conv is None else f", {conv:g} on convolutions"
+            yield f"γ = {linear:g}{said}", {"gamma": linear, "conv_gamma": conv}
+    rules = how.rule_set(known)
+    rules = PRESETS[rules] if isinstance(rules, str) else rules
+    if rules.name not in TUNED:
+        return
+    ways = [(f"ε = {e:g}", epsilon(e)) for e in EPSILONS]
+    ways += [(f"γ = {g:g}", gamma(g)) for g in (0.1, 0.5, 2.0)]
+    for (name, rule), (where, patterns) in product(ways, _halves(model).items()):
+        changed = rules
+        for pattern in patterns:
+            changed = changed.with_rule(pattern, rule)
+        yield f"{name} {where}", {"rules": changed}
+
+
+def _halves(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Paths of linear layers: all; and, by the number of the block that is in their path, those of
+    the first and of the last half."""
+    linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+    numbered = {name: int(n.group(1)) for name in linear if (n := re.search(r"\.(\d+)\.", name))}
+    middle = (max(numbered.values(), default=0) + 1) / 2
+    first = tuple(name for name, n in numbered.items() if n < middle)
+    last = tuple(name for name, n in numbered.items() if n >= middle)
+    parts = {"in the first blocks": first, "in the last blocks": last}
+    return {"everywhere": tuple(linear)} | {k: v for k, v in parts.items() if v}
