@@ -70,11 +70,7 @@ def embeddings(model: Any, pictures: Tensor) -> Tensor:
 @dataclass(eq=False)
 class Question:
     """The target "why like this photograph rather than like others?": a picture's cosine with the
-    one less its mean cosine with the others.
-
-    With many pictures one object that is asked about other photographs each time is cheaper than a
-    new one: whether a function's sign matters to a method is tried once per object.
-    """
+    one less its mean cosine with the others."""
 
     direction: Tensor = field(default_factory=lambda: torch.zeros(0))
 

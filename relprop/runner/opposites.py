@@ -69,11 +69,12 @@ def sided(session: Session, whole: Part, first: int, target: object, question: Q
 
 
 def _kinds_for(asked: object) -> dict[Hashable, Kind]:
-    """What is known of methods: for all contrasts, and for a function as long as it is there."""
+    """What is known of methods: for all contrasts, and for a function's code as long as it is there
+    (a lambda in a loop is a new function each time, of the same code)."""
     if isinstance(asked, Contrast):
         return _KINDS
     try:
-        return _OF_FUNCTIONS.setdefault(asked, {})
+        return _OF_FUNCTIONS.setdefault(getattr(asked, "__code__", asked), {})
     except TypeError:  # which cannot be remembered
         return {}
 

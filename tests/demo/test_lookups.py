@@ -15,7 +15,7 @@ from relprop.demo.lookup_model import (
 )
 from relprop.demo.lookups import ADJECTIVES, NOUNS, VERBS, make_lookups
 from relprop.errors import OptionError
-from tools.lookup_table import case_of, hits, placed, right_cases
+from tools.known_answers.lookups import MORE, WHOLE, Lookups, case_of
 from tools.train_lookups import encoded, exchanged, right
 
 
@@ -70,12 +70,21 @@ def test_the_model_is_as_often_right_as_it_says():
 
 
 def test_citations_of_right_answers_are_right():
-    model, tokenizer = lookup_model(), lookup_tokenizer()
-    cases, _ = right_cases(model, tokenizer, 30)
-    found = hits(model, tokenizer, cases, "leave_one_out", True).mean(0)
-    noise = hits(model, tokenizer, cases, "random", False).mean(0)
-    assert float(found[1]) >= 0.9 and float(noise[1]) < 0.5 > float(noise[0])
-    assert float(placed(cases, 0)[:, 1].mean()) < 0.5
+    study = Lookups(30)
+    study.methods = {name: MORE[name] for name in (WHOLE, "random", "deeplift")}
+    numbers = [value for unit in range(len(study)) for value in study(unit)]
+
+    def mean(row, column):
+        found = [v.number for v in numbers if (v.row, v.column) == (row, column)]
+        return sum(found) / len(found)
+
+    assert len(study) >= 28 and list(study.refused) == ["deeplift"]
+    assert mean(WHOLE, "best sentence is the source") >= 0.9
+    assert mean("random", "best sentence is the source") < 0.5
+    assert mean("random", "best token is a source word") < 0.5
+    assert mean("always the first sentence", "best sentence is the source") < 0.5
+    falls = "fall without the best sentence"
+    assert mean(WHOLE, falls) > 5 > mean("random", falls)
 
 
 def test_the_truth_of_a_case_stands_in_its_text():
@@ -117,7 +126,7 @@ def test_the_page_runs_and_segments_end_with_their_turn(tmp_path, monkeypatch, c
     assert [name for name, _ in e.segments("turns").words()][1:] == ["Clara hides"]
     assert e.segments("sentences").top(1)[0][0] == "Clara hides marble lanterns."
     assert (tmp_path / "answer.html").exists()
-    assert "| `leave_one_out`, whole sentences" in page, "python -m tools.lookup_table"
+    assert f"| {WHOLE} |" in page, "python -m tools.known_answers"
 
 
 def test_the_page_of_trained_models_says_how_often_it_is_right():

@@ -117,6 +117,17 @@ def test_functions_are_never_refused_and_their_labels_say_what_is_left_out(road)
     assert square.labels != ("<lambda>; its sign does not matter",) * 2
 
 
+def test_a_function_of_the_same_code_is_tried_once(monkeypatch):
+    tried = []
+    monkeypatch.setattr(opposites, "_tried", lambda *given: tried.append(given) or "even")
+    made = [explained(lambda output, k=k: output[0, k], "transformer_attribution") for k in (3, 5)]
+    assert len(tried) == 1
+    assert all(e.labels == ("<lambda>; its sign does not matter",) * 2 for e in made)
+    assert not torch.equal(made[0].scores, made[1].scores)
+    explained(lambda output: output[0, 4], "transformer_attribution")
+    assert len(tried) == 2
+
+
 @pytest.mark.parametrize("target", [contrast(3, 5), [1, contrast(3, 5)]])
 def test_a_compiled_explainer_refuses_what_explain_refuses(target):
     for method, said in (("transformer_attribution", OptionError), ("attnlrp", TargetError)):

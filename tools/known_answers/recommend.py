@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from relprop.evaluation import Interval, Numbers
-from relprop.evaluation.table import Column, markdown_grid
+from relprop.evaluation.table import ENOUGH, Column, markdown_grid
 
 DEFAULT, RANDOM = "transformer_attribution", "random"
 
@@ -92,14 +92,15 @@ def column(numbers: Numbers, name: str) -> Column:
 @dataclass
 class Verdict:
     """What the rule says of a kind. ``cells``: by row and data set the number with its interval;
-    ``differences``: less the default; ``floors``: less random, all turned so that more is
-    better."""
+    ``differences``: less the default; ``floors``: less random, both turned so that more is better;
+    ``signs``: −1 of a data set where less is."""
 
     kind: Kind
     cells: dict[tuple[str, str], Interval]
     differences: dict[tuple[str, str], Interval]
     floors: dict[tuple[str, str], Interval]
     seconds: dict[str, float]
+    signs: dict[str, int]
 
     @property
     def data(self) -> list[str]:
@@ -116,18 +117,19 @@ class Verdict:
         """The sum of a row's ranks over the data sets."""
         above = 0
         for d in self.data:
-            mine = self.cells[row, d].mean
-            above += sum(self.cells[r, d].mean > mine + 1e-9 for r in among)
+            mine = self.signs[d] * self.cells[row, d].mean
+            above += sum(self.signs[d] * self.cells[r, d].mean > mine + 1e-9 for r in among)
         return above
 
     @property
     def better(self) -> list[str]:
         """Rows that are better than the default on every data set."""
-        return [
-            r
-            for r in self.rows
-            if r != DEFAULT and all(self.differences[r, d].low > 0 for d in self.data)
-        ]
+        return [r for r in self.rows if r != DEFAULT and all(self._better(r, d) for d in self.data)]
+
+    def _better(self, row: str, d: str) -> bool:
+        """Whether a row with a number for nine units in ten is better on a data set."""
+        here, there = self.cells[row, d].samples, self.cells[DEFAULT, d].samples
+        return here >= ENOUGH * there and self.differences[row, d].low > 0
 
     @property
     def recommended(self) -> str:
@@ -146,14 +148,14 @@ class Verdict:
 
 def verdict(kind: Kind, found: Mapping[str, Numbers]) -> Verdict:
     """The rule on the numbers of the runs by name."""
-    said = Verdict(kind, {}, {}, {}, {})
+    said = Verdict(kind, {}, {}, {}, {}, {})
     for measure in kind.measures:
         numbers, d = found[measure.study], measure.data
         at = column(numbers, measure.column)
-        sign = 1 if at.higher_is_better else -1
+        said.signs[d] = sign = 1 if at.higher_is_better else -1
         for row in numbers.rows:
             cell = numbers.cell(row, at)
-            if cell is None or row.floor or not method(row.name):
+            if cell is None or not method(row.name):
                 continue
             said.cells[row.name, d] = cell.interval
             for to, other in ((said.differences, DEFAULT), (said.floors, RANDOM)):

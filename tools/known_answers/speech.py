@@ -71,9 +71,11 @@ DEAR = dict.fromkeys(
 )
 SAME = {"gradient_x_input, balanced": "the numbers of cp_lrp: balanced gradients are its gradients"}
 ROWS = {name: call for name, call in METHODS.items() if name not in SAME}
-EXTRA, FRESH, TIMED = 10, 5, (1, 2)
-"""Units with the columns "deletion" (of their first three words) and "share at the encoder's
-output", and with "random weights" (of their first)."""
+RARE = ("lrp", "epsilon_lrp")
+"""Rows of the first units alone: each walks all layers once more."""
+EXTRA, TIMED = 4, (1, 2)
+"""Units with ``RARE``, with the columns "deletion" (of their first three words) and "share at the
+encoder's output", and with "random weights" (of their first)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -337,7 +339,7 @@ class Speech:
             return
         names = [f"{unit}:{w}" for w in asked.words]
         maps = self.compared(asked, unit) | {"truth": self.truths(asked)}
-        maps |= self.explained(asked)
+        maps |= self.explained(asked, unit < EXTRA)
         late = self.explained_late(self.decoder, asked) if unit < EXTRA else {}
         for row, ones in late.items():
             for name, i in zip(names, range(len(ones)), strict=True):
@@ -351,13 +353,13 @@ class Speech:
                     yield Value(names[i], row, column, number)
         if unit < EXTRA:
             yield from self.falls(asked, unit, names, maps)
-        if unit < FRESH:
             yield from self.sanity(asked, names[0])
 
-    def explained(self, asked: Asked) -> dict[str, list[Tensor]]:
+    def explained(self, asked: Asked, rare: bool) -> dict[str, list[Tensor]]:
         """Maps over time as ``explain`` gives them for the recording: methods over attention score
         the encoder's frames of 20 ms, those at the input the spectrogram's of 10 ms."""
-        rows = {row: call for row, call in ROWS.items() if row not in DEAR}
+        left = {*DEAR, *(() if rare else RARE)}
+        rows = {row: call for row, call in ROWS.items() if row not in left}
         return self._every(self.model, self.inputs(asked), asked.targets, rows, "input_features")
 
     def explained_late(

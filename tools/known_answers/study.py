@@ -17,9 +17,11 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from relprop.evaluation.entries import Entry
+from relprop.evaluation import Interval, bootstrap
+from relprop.evaluation.entries import RANDOM, Entry
 from relprop.evaluation.measures import Statistic
-from relprop.evaluation.table import Numbers
+from relprop.evaluation.table import Cell, Numbers, paired
+from relprop.evaluation.table import Column as TableColumn
 from relprop.runs import Record, read_run, run
 
 
@@ -153,6 +155,37 @@ class _Measured:
         raise NotImplementedError
 
 
+@dataclass(frozen=True, eq=False)
+class UnitNumbers(Numbers):
+    """Numbers whose rows may have been measured on different units: two rows are compared on those
+    that both have. ``units``: of each table the units of its lines."""
+
+    units: Mapping[tuple[str, str], tuple[int, ...]] = field(default_factory=dict)
+
+    def difference(
+        self, row: str, other: str, column: TableColumn, draws: int = 2000
+    ) -> Interval | None:
+        name = column.measure.name
+        both = (row, name), (other, name)
+        if not all(at in self.tables for at in both):
+            return None
+        common = set(self.units[both[0]]) & set(self.units[both[1]])
+        one, two = (self.tables[at][[u in common for u in self.units[at]]] for at in both)
+        return paired(one, two, column.statistic, draws) if len(common) > 1 else None
+
+    def cell(self, row: Entry, column: TableColumn, draws: int = 2000) -> Cell | None:
+        at = row.name, column.measure.name
+        if at not in self.tables:
+            return None
+        if (memo := (*at, draws)) not in self.memo:
+            mine = bootstrap(self.tables[at], draws, statistic=column.statistic.of)
+            above = None
+            if row.name != RANDOM.name:
+                above = self.difference(row.name, RANDOM.name, column, draws)
+            self.memo[memo] = Cell(mine, above)
+        return self.memo[memo]
+
+
 @dataclass
 class _Sums:
     """Sum and count of one row and column, by unit."""
@@ -183,11 +216,11 @@ def read(study: Study, out: Path) -> Numbers:
             continue
         at = line["row"], line["column"]
         sums.setdefault(at, _Sums()).add(line["index"], line["number"])
+    kept = {at: s.by_unit for at, s in sums.items() if len(s.by_unit) > 1}
+    units = {at: tuple(sorted(found)) for at, found in kept.items()}
     tables = {
-        at: torch.tensor([s.by_unit[u] for u in sorted(s.by_unit)], dtype=torch.float64)
-        for at, s in sums.items()
-        if len(s.by_unit) > 1
+        at: torch.tensor([kept[at][u] for u in units[at]], dtype=torch.float64) for at in kept
     }
     measures = tuple(_Measured(_Metric(c)) for c in study.columns)
     rows = tuple(Entry(name) for name in study.rows)
-    return Numbers(rows, measures, tables, refused)
+    return UnitNumbers(rows, measures, tables, refused, units=units)
