@@ -60,6 +60,7 @@ real: $(VENV)/.ready
 evaluate: real
 	$(PY) -m tools.evaluation --out build/evaluation --resume --update docs/evaluation.md
 	$(PY) -m tools.known_answers --out build/known_answers --resume --update
+	$(PY) -m tools.known_answers.tuned --update
 	rm -r build/evaluation build/known_answers
 
 clean:

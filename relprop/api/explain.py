@@ -67,8 +67,10 @@ def explain(
             ``relprop.methods.available()`` lists: over attention, one score per token that
             attention mixes; or at the input of any model (``"lrp"``, ``"attnlrp"``,
             ``"integrated_gradients"``, ...), one score per pixel, time step or token
-            (docs/methods.md). Options are the method's own; every method takes ``average=``, points
-            over which its scores are meaned (``relprop.methods.noise``, ``.path``).
+            (docs/methods.md). ``"recommended"``: the one that measurements recommend for pictures,
+            texts, answers or speech, whichever is given (docs/which-method.md). Options are the
+            method's own; every method takes ``average=``, points over which its scores are meaned
+            (``relprop.methods.noise``, ``.path``).
         rules: a rule set or its name: ``relprop.rules.PRESETS``; ``None``: the method's own,
             ``"paper"``, for ``lrp`` and its relatives their own (``epsilon_lrp``: ``"epsilon"``,
             ``partial_lrp``: ``"reference_lrp"``, the others that of their name).

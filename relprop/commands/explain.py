@@ -72,11 +72,14 @@ def known_method(text: str) -> tuple[str, dict[str, Any]]:
     """A method and its options from ``name:option=value,...``. Raises ``WrongUsage`` for a method
     or an option that does not exist."""
     from relprop.methods import method_named
+    from relprop.runner.method import RECOMMENDED
     from relprop.runs.command import parse_method
 
     try:
         name, options = parse_method(text)
-        method_named(name, level=None).checked({k: v for k, v in options.items() if k != "rules"})
+        own = {k: v for k, v in options.items() if k != "rules"}
+        if name != RECOMMENDED:
+            method_named(name, level=None).checked(own)
     except OptionError as error:
         raise WrongUsage(str(error)) from None
     return name, options

@@ -35,6 +35,7 @@ from relprop.runner.needing import needs_of
 from relprop.runner.needs import Needs
 from relprop.runner.opposites import Kind, sided, told_signs
 from relprop.runner.question import Question, told_beside
+from relprop.runner.recommended import chosen
 from relprop.runner.relevance import united
 from relprop.runner.run import Part, Run
 from relprop.runner.session import Session, chosen_inputs, open_session
@@ -66,6 +67,7 @@ def ask(
     """
     if not isinstance(targets, (list, tuple)) or not targets:
         raise OptionError("targets is a non-empty list, one entry per explanation")
+    questions = [chosen(question, model, inputs, targets) for question in questions]
     inputs, questions = told_beside(inputs, questions)
     for question in questions:
         question.settings  # noqa: B018  -- refuses what it does not know before anything is opened

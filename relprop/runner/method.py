@@ -192,6 +192,8 @@ def _entries(value: object) -> object:
     return value.split(1) if isinstance(value, Tensor) and value.dim() else value
 
 
+#: What ``explain`` takes for a method's name, and looks up by what it is given.
+RECOMMENDED = "recommended"
 #: Every method by its name. ``relprop.methods`` fills it, and users add their own there.
 METHODS: dict[str, Method] = {}
 
@@ -206,9 +208,12 @@ def method_named(name: str, level: Level | None = "attention") -> Method:
     """A method by its name; an unknown one is answered with the list, and one of another level than
     ``level`` (``None``: any) is refused."""
     if not isinstance(name, str) or name not in METHODS:
+        where = [
+            "relprop.explain(..., method='recommended')   # what is given decides, there alone"
+        ]
         raise OptionError(
             f"method={name!r} is no method; there are {', '.join(sorted(METHODS))}",
-            then=nearest(name, METHODS),
+            then=where if name == RECOMMENDED else nearest(name, METHODS),
         )
     found = METHODS[name]
     if level is not None and found.level != level:

@@ -92,7 +92,7 @@ def test_the_rule_takes_what_is_better_on_both(numbers):
     assert said.differences["gae", "two"].mean == pytest.approx(0.3)
     page = markdown(said)
     assert (
-        page.startswith("### Made: `gae`") and "Better than random on neither: `rollout`." in page
+        page.startswith("### Made: `gae`") and "Better than random on none: `rollout`." in page
     )
 
 

@@ -10,13 +10,16 @@ SECONDS = "seconds"
 
 
 def table(study: Study, numbers: Numbers) -> str:
-    """Rows × columns with intervals, and seconds of a repeated call without one; what was left
+    """Rows × columns, the first of them with intervals; seconds of a repeated call; what was left
     out and why."""
     shown = [c.name for c in study.columns if c.name != SECONDS]
     made = numbers.table(study.title, columns=shown)
 
     def cell(row: str, column: Column | None) -> str:
-        return seconds(numbers, row) if column is None else made.text(row, column)
+        if column is None:
+            return seconds(numbers, row)
+        text = made.text(row, column)
+        return text if column.name == shown[0] else text.split(" [")[0]
 
     columns: list[tuple[str, Column | None]] = [
         (f"{c.name} {'↑' if c.higher_is_better else '↓'}", c) for c in made.columns

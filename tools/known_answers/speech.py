@@ -71,11 +71,12 @@ DEAR = dict.fromkeys(
 )
 SAME = {"gradient_x_input, balanced": "the numbers of cp_lrp: balanced gradients are its gradients"}
 ROWS = {name: call for name, call in METHODS.items() if name not in SAME}
-RARE = ("lrp", "epsilon_lrp")
-"""Rows of the first units alone: each walks all layers once more."""
-EXTRA, TIMED = 4, (1, 2)
-"""Units with ``RARE``, with the columns "deletion" (of their first three words) and "share at the
-encoder's output", and with "random weights" (of their first)."""
+WHOLE, EXTRA, TIMED = 12, 2, (1,)
+"""Units that are explained from the spectrogram on, through the encoder (25 seconds a word; all of
+them are from the encoder's output on); of these, with "deletion" (of their first three words) and
+"random weights" (of their first)."""
+RARE = ("lrp", "epsilon_lrp", "partial_lrp", "cat, balanced", "input_gradient")
+"""Rows that are explained from the spectrogram on in the first ``EXTRA`` units alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +224,9 @@ class Speech:
         Column("share", True, 100),
         *(Column(f"share: voice {voice}", True, 100) for voice in "AB"),
         Column(AT_ENCODER, True, 100),
+        *(Column(f"{AT_ENCODER}: voice {voice}", True, 100) for voice in "AB"),
         Column("peak", True, 100),
+        Column("peak at the encoder's output", True, 100),
         Column("after the end", False, 100),
         Column("deletion", True, 1),
         Column("random weights", False, 1),
@@ -339,14 +342,17 @@ class Speech:
             return
         names = [f"{unit}:{w}" for w in asked.words]
         maps = self.compared(asked, unit) | {"truth": self.truths(asked)}
-        maps |= self.explained(asked, unit < EXTRA)
-        late = self.explained_late(self.decoder, asked) if unit < EXTRA else {}
+        maps |= self.explained(asked, unit < EXTRA) if unit < WHOLE else {}
+        late = self.explained_late(self.decoder, asked)
         for row, ones in late.items():
-            for name, i in zip(names, range(len(ones)), strict=True):
-                if ones[i].any():  # of ``cat`` not: no layer of the decoder has these frames
-                    yield Value(name, row, AT_ENCODER, self.shares(asked, i, ones[i]))
+            for i, one in enumerate(ones):
+                if one.any():  # of ``cat`` not: no layer of the decoder has these frames
+                    yield from self.measured_late(asked, unit, names[i], row, i, one)
         if unit in TIMED:
             yield from self.timed(asked, names[0])
+        for row in {*maps} - {*late}:  # those that no explanation made, over the same frames
+            for i, one in enumerate(maps[row]):
+                yield from self.measured_late(asked, unit, names[i], row, i, one)
         for row, ones in maps.items():
             for i, one in enumerate(ones):
                 for column, number in self.measured(asked, unit, i, one):
@@ -479,6 +485,17 @@ class Speech:
         peak = within(len(scores), start - MARGIN, end + MARGIN)[scores.argmax()]
         yield "peak", float(peak and scores.max() > 0)
         yield "after the end", share(scores, middles(len(scores)) > asked.speech[1] + MARGIN)
+
+    def measured_late(
+        self, asked: Asked, unit: int, name: str, row: str, sample: int, scores: Tensor
+    ) -> Iterator[Value]:
+        """The same of a map over the encoder's output."""
+        on = self.shares(asked, sample, scores)
+        yield Value(name, row, AT_ENCODER, on)
+        yield Value(name, row, f"{AT_ENCODER}: voice {'AB'[unit % 2]}", on)
+        start, end = asked.sentence.times[asked.words[sample]]
+        peak = within(FRAMES, start - MARGIN, end + MARGIN)[scores.argmax()]
+        yield Value(name, row, "peak at the encoder's output", float(peak and scores.max() > 0))
 
     def falls(
         self, asked: Asked, unit: int, names: list[str], maps: Mapping[str, list[Tensor]]

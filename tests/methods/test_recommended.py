@@ -1,0 +1,72 @@
+"""``method="recommended"``: which kind of question is seen in what is given."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import relprop
+from relprop.demo.model import digit_scene_model
+from relprop.errors import OptionError
+from relprop.runner.method import METHODS
+from relprop.runner.question import Question
+from relprop.runner.recommended import BY_KIND, chosen, kind_of_call
+from relprop.targets import token
+
+IMAGES = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+IDS = torch.ones(2, 5, dtype=torch.long)
+
+
+class Generates:
+    def can_generate(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "target", "kind"),
+    [
+        (None, IMAGES, 3, "pictures"),
+        (None, {"pixel_values": IMAGES}, lambda out: out[0, 1], "pictures"),
+        (None, [Image.new("RGB", (4, 4))], None, "pictures"),
+        (None, ["a text", "another"], "POSITIVE", "texts"),
+        (None, "a text", None, "texts"),
+        (None, {"input_ids": IDS, "attention_mask": IDS}, torch.tensor([1, 0]), "texts"),
+        (None, (IDS, IDS), [1, 0], "texts"),
+        (None, {"input_ids": IDS}, (2, 7), "answers"),
+        (None, "a text", token("x"), "answers"),
+        (Generates(), {"input_ids": IDS}, None, "answers"),
+        (None, {"pixel_values": IMAGES, "input_ids": IDS}, 1, "answers"),
+        (
+            None,
+            {"input_features": torch.rand(1, 80, 30), "decoder_input_ids": IDS},
+            (1, 2),
+            "speech",
+        ),
+        (None, np.zeros(1600, np.float32), None, "speech"),
+        (None, torch.rand(2, 7), 1, ""),
+        (None, torch.rand(2, 3, 4, 8, 8), 1, ""),
+    ],
+)
+def test_the_kind_is_that_of_what_is_given(model, inputs, target, kind):
+    assert kind_of_call(model, inputs, [target]) == kind
+
+
+def test_it_is_the_recommended_method_itself():
+    model, (method, options) = digit_scene_model(), BY_KIND["pictures"]
+    asked = relprop.explain(model, IMAGES, 3, method="recommended")
+    named = relprop.explain(model, IMAGES, 3, method=method, **options)
+    assert asked.method == method and torch.equal(asked.scores, named.scores)
+    many = relprop.explain_many(model, IMAGES, [3, 5], method="recommended")
+    assert [e.method for e in many] == [method, method]
+
+
+def test_options_go_to_it_and_one_that_it_does_not_know_is_refused():
+    own = chosen(Question("recommended", {"layers": [-1]}), None, torch.rand(2, 7), [1])
+    assert own.options == {"layers": [-1]} and own.method in METHODS
+    with pytest.raises(OptionError, match="no_such"):
+        relprop.explain(digit_scene_model(), IMAGES, 3, method="recommended", no_such=1)
+
+
+def test_elsewhere_a_method_must_be_named():
+    with pytest.raises(OptionError, match=r"explain\(..., method='recommended'\)"):
+        relprop.compare(digit_scene_model(), IMAGES, ["recommended"])
