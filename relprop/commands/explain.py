@@ -62,15 +62,17 @@ def method_of(methods: Sequence[str], rules: str | None) -> tuple[str, dict[str,
     if len(methods) > 1:
         fact = f"one input is explained by one method, not by {' and '.join(methods)}"
         raise WrongUsage(f"{fact}: relprop compare shows several")
-    name, options = known_method(methods[0] if methods else "transformer_attribution")
+    name, options = known_method(
+        methods[0] if methods else "transformer_attribution", recommended=True
+    )
     if rules is not None and "rules" in options:
         raise WrongUsage(f"--rules {rules}, and rules={options['rules']} with --method: give one")
     return name, options if rules is None else options | {"rules": rules}
 
 
-def known_method(text: str) -> tuple[str, dict[str, Any]]:
-    """A method and its options from ``name:option=value,...``. Raises ``WrongUsage`` for a method
-    or an option that does not exist."""
+def known_method(text: str, recommended: bool = False) -> tuple[str, dict[str, Any]]:
+    """A method and its options from ``name:option=value,...``; ``recommended``: also by that word.
+    Raises ``WrongUsage`` for a method or an option that does not exist."""
     from relprop.methods import method_named
     from relprop.runner.method import RECOMMENDED
     from relprop.runs.command import parse_method
@@ -78,7 +80,7 @@ def known_method(text: str) -> tuple[str, dict[str, Any]]:
     try:
         name, options = parse_method(text)
         own = {k: v for k, v in options.items() if k != "rules"}
-        if name != RECOMMENDED:
+        if not (recommended and name == RECOMMENDED):
             method_named(name, level=None).checked(own)
     except OptionError as error:
         raise WrongUsage(str(error)) from None

@@ -3,9 +3,10 @@ samples, judged on others."""
 
 from __future__ import annotations
 
+import math
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -19,7 +20,7 @@ from relprop.evaluation.base import Interval
 from relprop.evaluation.entries import Entry
 from relprop.evaluation.image_task import ImageTask
 from relprop.evaluation.measures import Measure
-from relprop.evaluation.table import Column, Numbers, paired
+from relprop.evaluation.table import ENOUGH, Column, Numbers, paired
 from relprop.evaluation.tasks import Task
 from relprop.evaluation.text_task import TextTask
 from relprop.evaluation.work import EvaluationWork, numbers
@@ -41,8 +42,9 @@ class Tuned:
     """What ``tune`` found. ``best``: the options that serve the metric best on all samples, as
     ``relprop.explain(**best)`` takes them (``{}``: the defaults). ``chosen``: the name of what was
     chosen on each half of the samples. ``gain``: on the halves that did not choose, the number of
-    what was chosen less that of the defaults, with its 95 % bootstrap interval; an interval that
-    holds 0 is no gain. ``trials``: (name, number on all samples), best first."""
+    what was chosen less that of the defaults, with its 95 % bootstrap interval over samples (of the
+    two choices that were made); an interval that holds 0 is no gain. ``trials``: (name, number on
+    all samples), best first."""
 
     method: str
     column: str
@@ -79,8 +81,8 @@ def tune(
     """Try options of a method on a data set: which heads and layers, γ and ε, ε in the first or the
     last layers alone.
 
-    Each half of the samples chooses the best setting, which is judged on the other half, so that
-    ``gain`` is what one may expect of new samples (nested two-fold cross-validation).
+    Each half of the samples chooses the best setting, which is judged on the other half (two-fold
+    cross-validation); ``best`` is chosen on all.
 
     Args:
         data: images or texts (``relprop.data``); ``metric``: a column of their tables by name
@@ -99,8 +101,9 @@ def tune(
     >>> len(found.trials), found.chosen[0] in dict(found.trials)
     (3, True)
     """
-    if evaluations < 2 or (samples is not None and samples < 2 * FOLDS):
-        fact = f"evaluations={evaluations}, samples={samples}: at least 2 and {2 * FOLDS}"
+    count = len(data) if samples is None else min(samples, len(data))
+    if evaluations < 2 or count < 2 * FOLDS:
+        fact = f"evaluations={evaluations}, {count} samples: at least 2 and {2 * FOLDS}"
         raise OptionError(fact)
     measure, statistic = _named(metric)
     task: Task = (
@@ -114,13 +117,15 @@ def tune(
     drawn = random.Random(seed).sample(list(settings)[1:], min(len(settings), evaluations) - 1)
     tried = {name: settings[name] for name in (DEFAULTS, *drawn)}
     rows = [_row(method, name, options) for name, options in tried.items()]
-    work = EvaluationWork(task, rows, samples)
-    found = numbers(task, rows, _lines(work))
-    columns = [Column(found.measures[0], s) for s in found.measures[0].statistics]
+    columns = [Column(task.measures[0], s) for s in task.measures[0].statistics]
     column = next((c for c in columns if c.statistic.name == statistic), None)
     if statistic and column is None:
         fact = f"metric={metric!r}: {columns[0].measure.name} has no {statistic!r}"
         raise OptionError(fact, then=[f"metric={c.name!r}" for c in columns])
+    work = EvaluationWork(task, rows, samples)
+    found = numbers(task, rows, _lines(work))
+    if why := found.refused.get(DEFAULTS):
+        raise OptionError(f"tune(method={method!r}): {why}")
     return _judged(found, method, tried, column or columns[0])
 
 
@@ -146,18 +151,29 @@ def _lines(work: EvaluationWork, at_once: int = 50) -> Iterator[tuple[int, Any]]
 def _judged(
     found: Numbers, method: str, tried: Mapping[str, Mapping[str, Any]], column: Column
 ) -> Tuned:
-    tables = {name: found.tables[name, column.measure.name] for name in tried}
+    every = {name: found.tables.get((name, column.measure.name)) for name in tried}
+    plain = every[DEFAULTS]
+    if plain is None:
+        raise OptionError(f"{column.name} says nothing of {method!r}")
+    tables = {k: t for k, t in every.items() if t is not None and len(t) == len(plain)}
     sign = 1 if column.higher_is_better else -1
 
+    def defined(table: Tensor) -> int:
+        values = column.statistic.values
+        return len(table) if values is None else int((~values(table).isnan()).sum())
+
     def value(name: str, table: Tensor) -> float:
-        return sign * column.statistic.of(table)
+        """NaN, or fewer samples than the defaults have, is the worst."""
+        number = sign * column.statistic.of(table)
+        whole = defined(tables[name]) >= ENOUGH * defined(plain)
+        return number if whole and number == number else -math.inf
 
     def best(fold: slice) -> str:
-        return max(tried, key=lambda name: value(name, tables[name][fold]))
+        return max(tables, key=lambda name: value(name, tables[name][fold]))
 
     folds = [slice(k, None, FOLDS) for k in range(FOLDS)]
     chosen = [best(fold) for fold in folds]
-    judged, plain = tables[DEFAULTS].clone(), tables[DEFAULTS]
+    judged = plain.clone()
     for own, other in zip(chosen, reversed(folds), strict=True):
         judged[other] = tables[own][other]
     gain = paired(judged, plain, column.statistic, 2000)
@@ -166,7 +182,7 @@ def _judged(
     if sign < 0:
         gain = Interval(-gain.mean, -gain.high, -gain.low, gain.samples)
     whole = slice(None)
-    trials = sorted(tried, key=lambda name: -value(name, tables[name]))
+    trials = sorted(tables, key=lambda name: -value(name, tables[name]))
     options = tried[best(whole)]
     said = tuple((name, column.statistic.of(tables[name])) for name in trials)
     return Tuned(method, column.name, dict(options), tuple(chosen), gain, said)
@@ -178,7 +194,10 @@ def _settings(method: str, model: nn.Module) -> Iterator[tuple[str, Mapping[str,
     how = method_named(method, level=None)
     known = how.options()
     if {"head_fusion", "layers"} <= set(known):
-        for fusion, last in product(FUSIONS, (None, 1, 2, 3, 4, 6)):
+        lasts = [None, *(k for k in (1, 2, 3, 4, 6) if k < _blocks(model))]
+        for fusion, last in product(FUSIONS, lasts):
+            if last is None and fusion == known["head_fusion"]:
+                continue  # the defaults
             layers = {} if last is None else {"layers": slice(-last, None)}
             where = "all blocks" if last is None else f"the last {last}"
             yield f"{fusion} over heads, {where}", {"head_fusion": fusion, **layers}
@@ -203,9 +222,19 @@ def _halves(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """Paths of linear layers: all; and, by the number of the block that is in their path, those of
     the first and of the last half."""
     linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
-    numbered = {name: int(n.group(1)) for name in linear if (n := re.search(r"\.(\d+)\.", name))}
-    middle = (max(numbered.values(), default=0) + 1) / 2
+    numbered = _numbers(linear)
+    middle = _blocks(model) / 2
     first = tuple(name for name, n in numbered.items() if n < middle)
     last = tuple(name for name, n in numbered.items() if n >= middle)
     parts = {"in the first blocks": first, "in the last blocks": last}
     return {"everywhere": tuple(linear)} | {k: v for k, v in parts.items() if v}
+
+
+def _numbers(names: Sequence[str]) -> dict[str, int]:
+    """Of modules in a block, its number: the first in the path."""
+    return {name: int(n.group(1)) for name in names if (n := re.search(r"\.(\d+)\.", name))}
+
+
+def _blocks(model: nn.Module) -> int:
+    """How many blocks a model has, by the numbers in its modules' paths."""
+    return max(_numbers([name for name, _ in model.named_modules()]).values(), default=0) + 1

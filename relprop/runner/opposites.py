@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Hashable
 from dataclasses import replace
+from types import FunctionType
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -69,12 +70,13 @@ def sided(session: Session, whole: Part, first: int, target: object, question: Q
 
 
 def _kinds_for(asked: object) -> dict[Hashable, Kind]:
-    """What is known of methods: for all contrasts, and for a function's code as long as it is there
-    (a lambda in a loop is a new function each time, of the same code)."""
+    """What is known of methods: for all contrasts, and for a function as long as it is there, or
+    for its code where that is all of it (a lambda in a loop is a new function each time)."""
     if isinstance(asked, Contrast):
         return _KINDS
     try:
-        return _OF_FUNCTIONS.setdefault(getattr(asked, "__code__", asked), {})
+        plain = isinstance(asked, FunctionType) and not (asked.__closure__ or asked.__defaults__)
+        return _OF_FUNCTIONS.setdefault(asked.__code__ if plain else asked, {})
     except TypeError:  # which cannot be remembered
         return {}
 

@@ -1,4 +1,4 @@
-"""``tune``: what is tried, what is chosen on one half and judged on the other, and what is refused."""
+"""``tune``: what is tried, what is chosen on one half and judged on the other, what is refused."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def test_blocks_are_halved_by_their_numbers():
     [
         ({"method": "input_gradient"}, "no heads, layers, γ or ε"),
         ({"evaluations": 1}, "at least 2"),
-        ({"samples": 3}, "at least 2 and 4"),
+        ({"samples": 3}, "3 samples: at least 2 and 4"),
         ({"metric": "segmentation: IoU"}, "has no 'IoU'"),
         ({"metric": "AOPC"}, "cannot be made of"),
         ({"method": "rollouts"}, "rollouts"),

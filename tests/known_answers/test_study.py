@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tools.known_answers.page import table
-from tools.known_answers.recommend import Kind, Primary, markdown, verdict
+from tools.known_answers.recommend import Kind, Primary, call, markdown, summary, verdict
 from tools.known_answers.rows import block, noise, share
 from tools.known_answers.study import Column, Value, measure, read
 
@@ -91,9 +91,16 @@ def test_the_rule_takes_what_is_better_on_both(numbers):
     assert "random" not in said.rows and "cat" not in said.rows
     assert said.differences["gae", "two"].mean == pytest.approx(0.3)
     page = markdown(said)
-    assert (
-        page.startswith("### Made: `gae`") and "Better than random on none: `rollout`." in page
-    )
+    assert page.startswith("### Made: `gae`")
+    assert "Better than random on none: `rollout`." in page
+    one_line = summary([said]).splitlines()[-1]
+    assert one_line.startswith('| Made | `method="gae"` | one 81.')
+    assert one_line.endswith("| `rollout` |") and "the default 51." in one_line
+
+
+def test_a_row_is_written_as_a_call():
+    assert call("gae, balanced") == 'method="gae", gradient="balanced"'
+    assert call("lrp") == 'method="lrp"'
 
 
 def test_without_anything_better_the_default_stays(numbers):

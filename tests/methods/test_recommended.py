@@ -1,5 +1,7 @@
 """``method="recommended"``: which kind of question is seen in what is given."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from relprop.errors import OptionError
 from relprop.runner.method import METHODS
 from relprop.runner.question import Question
 from relprop.runner.recommended import BY_KIND, chosen, kind_of_call
-from relprop.targets import token
+from relprop.targets import contrast, similarity, token
 
 IMAGES = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
 IDS = torch.ones(2, 5, dtype=torch.long)
@@ -22,28 +24,35 @@ class Generates:
         return True
 
 
+FEATURES = torch.rand(1, 80, 30)
+
+
 @pytest.mark.parametrize(
     ("model", "inputs", "target", "kind"),
     [
         (None, IMAGES, 3, "pictures"),
         (None, {"pixel_values": IMAGES}, lambda out: out[0, 1], "pictures"),
+        (None, {"pixel_values": IMAGES, "bool_masked_pos": IDS.bool()}, 1, "pictures"),
         (None, [Image.new("RGB", (4, 4))], None, "pictures"),
         (None, ["a text", "another"], "POSITIVE", "texts"),
         (None, "a text", None, "texts"),
         (None, {"input_ids": IDS, "attention_mask": IDS}, torch.tensor([1, 0]), "texts"),
+        (None, {"input_ids": IDS}, contrast(3, 8), "texts"),
         (None, (IDS, IDS), [1, 0], "texts"),
-        (None, {"input_ids": IDS}, (2, 7), "answers"),
-        (None, "a text", token("x"), "answers"),
+        (None, {"input_ids": IDS}, (2, 7), ""),
+        (None, "a text", token("x"), ""),
         (Generates(), {"input_ids": IDS}, None, "answers"),
-        (None, {"pixel_values": IMAGES, "input_ids": IDS}, 1, "answers"),
-        (
-            None,
-            {"input_features": torch.rand(1, 80, 30), "decoder_input_ids": IDS},
-            (1, 2),
-            "speech",
-        ),
+        (Generates(), {"input_ids": IDS}, (2, 7), "answers"),
+        (SimpleNamespace(model=Generates()), "a text", None, "answers"),
+        (Generates(), {"pixel_values": IMAGES, "input_ids": IDS}, 1, "answers"),
+        (None, {"pixel_values": IMAGES, "input_ids": IDS}, similarity(), ""),
+        (Generates(), {"input_features": FEATURES, "decoder_input_ids": IDS}, (1, 2), "speech"),
+        (None, {"input_features": FEATURES}, 1, "speech"),
         (None, np.zeros(1600, np.float32), None, "speech"),
+        (None, {"input_values": torch.rand(2, 70), "attention_mask": IDS}, 1, ""),
+        (None, {"inputs_embeds": torch.rand(2, 5, 8)}, 1, ""),
         (None, torch.rand(2, 7), 1, ""),
+        (None, torch.rand(3, 8, 8), 1, ""),
         (None, torch.rand(2, 3, 4, 8, 8), 1, ""),
     ],
 )

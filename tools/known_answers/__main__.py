@@ -21,7 +21,7 @@ from tools.known_answers.lookups import Lookups
 from tools.known_answers.page import table
 from tools.known_answers.pictures import Pictures
 from tools.known_answers.quadrants import QuadrantStudy
-from tools.known_answers.recommend import KINDS, markdown, verdict
+from tools.known_answers.recommend import KINDS, markdown, summary, verdict
 from tools.known_answers.sentences import Sentences
 from tools.known_answers.speech import Speech
 from tools.known_answers.study import Study, measure
@@ -37,16 +37,16 @@ STUDIES: dict[str, tuple[Callable[[], Study], str]] = {
     "speech": (Speech, "evaluation.md"),
 }
 SHIPPED = ("scenes", "reviews")
-SAMPLES = 200  # of the shipped tasks, whose own tables have 500
+SAMPLES, SEED = 200, 61  # of the shipped tasks; docs/evaluation.md has other samples
 
 
 def shipped(name: str, out: Path, **running: Any) -> Numbers:
     """The primary measure of a shipped task."""
     if name == "scenes":
-        scenes = digit_scenes(SAMPLES)
+        scenes = digit_scenes(SAMPLES, seed=SEED)
         task: Any = ImageTask(scenes.model, scenes.source, ("segmentation",))
         return measure_task(task, IMAGE_ROWS, out, batch_size=50, **running)
-    texts = reviews(SAMPLES)
+    texts = reviews(SAMPLES, seed=SEED)
     task = TextTask(texts.model, texts.source, ("AOPC",), tokenizer=texts.tokenizer)
     return measure_task(task, TEXT_ROWS, out, batch_size=50, **running)
 
@@ -78,12 +78,14 @@ def main(
         typer.echo(made)
         if update_docs:
             update(DOCS / page, {name: made})
-    for kind in KINDS:
-        if all(m.study in found for m in kind.measures):
-            said = markdown(verdict(kind, found))
-            typer.echo(said)
-            if update_docs:
-                update(DOCS / "which-method.md", {kind.name: said})
+    whole = [k for k in KINDS if all(m.study in found for m in k.measures)]
+    verdicts = [verdict(kind, found) for kind in whole]
+    parts = {said.kind.name: markdown(said) for said in verdicts}
+    if len(whole) == len(KINDS):
+        parts["summary"] = summary(verdicts)
+    typer.echo("\n\n".join(parts.values()))
+    if update_docs and parts:
+        update(DOCS / "which-method.md", parts)
 
 
 if __name__ == "__main__":

@@ -391,7 +391,8 @@ class Atoms:
     def identity(self) -> dict[str, Any]:
         """What the numbers depend on."""
         methods = {name: {k: str(v) for k, v in m.items()} for name, m in self.methods.items()}
-        return {"weights": "rxnmapper", "seed": self.seed, "units": len(self), "methods": methods}
+        sizes = [AT_ONCE, EXTRA, FEW, REMOVED, DRAWS, len(self)]
+        return {"weights": "rxnmapper", "seed": self.seed, "sizes": sizes, "methods": methods}
 
     @cached_property
     def _fresh(self) -> Any:
@@ -482,9 +483,8 @@ class Atoms:
                     named = zip(reaction.atoms, own, strict=True)
                     values += [Value(f"{a.at}", row, "deletion", fall) for a, fall in named]
             if first < FEW and row not in COMPARISONS:
-                for values, own in zip(
-                    found, self._steady(row, inputs, targets, counts), strict=True
-                ):
+                steady = self._steady(row, some, maps)
+                for values, own in zip(found, steady, strict=True):
                     values += own
         return found
 
@@ -498,25 +498,19 @@ class Atoms:
                 yield Value(f"{atom.at}", row, f"best reactant token{suffix}", best)
 
     def _steady(
-        self,
-        row: str,
-        inputs: Mapping[str, Tensor],
-        targets: Sequence[tuple[int, int]],
-        counts: Sequence[int],
+        self, row: str, some: Sequence[Reaction], maps: Sequence[Tensor]
     ) -> Iterator[list[Value]]:
         """Of each reaction, how its maps compare with those of random weights, and of float64."""
-        explained = [
-            self._explain(row, model, inputs, targets, **more).split(counts)
-            for model, more in (
-                (self.model, {}),
-                (self._fresh, {}),
-                (self.model, {"precision": "float64"}),
-            )
-        ]
-        for single, other, double in zip(*explained, strict=True):
+        inputs, targets = self._inputs(*some)
+        counts = [len(reaction.atoms) for reaction in some]
+        fresh = self._explain(row, self._fresh, inputs, targets).split(counts)
+        exact = self._explain(row, self.model, inputs, targets, precision="float64").split(counts)
+        for reaction, single, other, double in zip(some, maps, fresh, exact, strict=True):
+            tokens = slice(1, 1 + len(reaction.tokens))
             values = []
             for i in range(len(single)):
-                rank, change = _correlation(single[i], other[i]), _change(single[i], double[i])
+                rank = _correlation(single[i][tokens], other[i][tokens])
+                change = _change(single[i], double[i])
                 values.append(Value(f"{i}", row, "random weights", rank))
                 values.append(Value(f"{i}", row, "stability", change))
             yield values

@@ -9,6 +9,7 @@ measurements, never a requirement of ``relprop``.
 from __future__ import annotations
 
 import ctypes
+import tempfile
 import zipfile
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from examples.wheels import folder, wheel
+from examples.wheels import WHEELS, folder, wheel
 
 PACKAGE = "espeakng-loader"
 SYNCHRONOUS, NO_EXIT = 2, 0x8000
@@ -59,11 +60,16 @@ class Spoken:
 @cache
 def _library() -> tuple[Any, int]:
     """The library, set up, and the sampling rate that it speaks with."""
-    where = folder() / "espeakng"
+    where = folder() / f"espeakng-{WHEELS[PACKAGE].sha256[:12]}"
     found = where / "espeakng_loader" / "libespeak-ng.so"
-    if not found.exists():
-        with zipfile.ZipFile(wheel(PACKAGE)) as files:
-            files.extractall(where)
+    if not where.exists():
+        with (
+            zipfile.ZipFile(wheel(PACKAGE)) as files,
+            tempfile.TemporaryDirectory(dir=folder()) as unfinished,
+        ):
+            files.extractall(unfinished)
+            Path(unfinished).rename(where)
+            Path(unfinished).mkdir()  # for the context to remove
     library = ctypes.CDLL(str(found))
     data = str(Path(found).with_name("espeak-ng-data")).encode()
     rate = library.espeak_Initialize(SYNCHRONOUS, 0, data, NO_EXIT)

@@ -18,25 +18,27 @@ def table(study: Study, numbers: Numbers) -> str:
     def cell(row: str, column: Column | None) -> str:
         if column is None:
             return seconds(numbers, row)
-        text = made.text(row, column)
+        text = made.text(row, column).replace("**", "")
         return text if column.name == shown[0] else text.split(" [")[0]
 
     columns: list[tuple[str, Column | None]] = [
         (f"{c.name} {'↑' if c.higher_is_better else '↓'}", c) for c in made.columns
     ]
     grid = markdown_grid(made.rows, [*columns, ("s", None)], cell, False)
-    counts = [t for (_, column), t in numbers.tables.items() if column == study.columns[0].name]
-    units = max(len(t) for t in counts)
-    samples = int(max(float(t[:, 1].sum()) for t in counts))
+    first = study.columns[0].name
+    counts = {row: t for (row, column), t in numbers.tables.items() if column == first}
+    most = max(counts.values(), key=len)
+    fewer = {row: len(t) for row, t in counts.items() if len(t) < len(most)}
     notes = [
-        f"{units} {study.units}, {samples} {study.samples}; 95 % bootstrap intervals over "
-        f"{study.units}; °: cannot be told from random; s: CPU seconds of a repeated call.",
+        f"{len(most)} {study.units}, {int(most[:, 1].sum())} {study.samples}; 95 % bootstrap "
+        f"intervals over {study.units}; °: cannot be told from random; s: CPU seconds, repeated.",
+        *(f"{first} of `{row}`: {count} {study.units}." for row, count in fewer.items()),
         *(f"`{row}`: {why}." for row, why in made.refused.items()),
     ]
     return "\n".join([f"### {study.title}\n", grid, "", *(f"- {note}" for note in notes)])
 
 
 def seconds(numbers: Numbers, row: str) -> str:
-    """CPU seconds of a sample, or a dash."""
+    """CPU seconds of a sample (the median: a unit may have a capture in it), or a dash."""
     found = numbers.tables.get((row, SECONDS))
-    return "–" if found is None else f"{float(found[:, 0].sum() / found[:, 1].sum()):.2g}"
+    return "–" if found is None else f"{float((found[:, 0] / found[:, 1]).median()):.2g}"

@@ -35,7 +35,7 @@ from tools.known_answers.study import Column, Value
 
 SIDE = 112  # pixels of a half: 8 x 8 patches
 LEAST = 0.5
-EXTRA = 30
+EXTRA = 22
 FIRST = 10
 REMOVED = 0.2
 DRAWS = 5

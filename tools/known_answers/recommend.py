@@ -8,7 +8,7 @@ smallest sum of ranks, of equal ones the cheaper. ``never``: on no data set bett
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from relprop.evaluation import Interval, Numbers
@@ -172,24 +172,57 @@ def verdict(kind: Kind, found: Mapping[str, Numbers]) -> Verdict:
                     to[row.name, d] = Interval(sign * less.mean, low, high, less.samples)
             cost = numbers.tables.get((row.name, "seconds"))
             if cost is not None:
-                said.seconds[row.name] = float(cost[:, 0].sum() / cost[:, 1].sum())
+                said.seconds[row.name] = float((cost[:, 0] / cost[:, 1]).median())
     return said
 
 
 def method(row: str) -> bool:
-    """Whether a row is a method of relprop's, with options after a comma, and knows the model."""
+    """Whether a row is a method of relprop's that knows the model, as it is or with balanced
+    gradients: the rule looks at no other options."""
     from relprop.methods import METHODS
 
-    name = row.split(", ")[0].split("/")[0]
-    return name in METHODS and name != RANDOM
+    name, *more = row.split(", ")
+    return name in METHODS and name != RANDOM and more in ([], ["balanced"])
+
+
+def call(row: str) -> str:
+    """A row as ``relprop.explain`` takes it."""
+    name, *more = row.split(", ")
+    options = ['gradient="balanced"' for _ in more]
+    options += ["n_steps=20"] if name == "integrated_gradients" else []
+    return ", ".join([f'method="{name}"', *options])
+
+
+def digits_of(said: Verdict) -> dict[str, int]:
+    """How many digits the numbers of each data set are shown with."""
+    largest = {d: max(abs(said.cells[r, d].mean) for r in said.rows) for d in said.data}
+    return {d: 3 if most < 2 else 1 for d, most in largest.items()}
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """One line for each kind: what to take, its numbers beside the default's, what never to."""
+    lines = ["| for | take | because | never |", "| --- | --- | --- | --- |"]
+    for said in verdicts:
+        take, digits = said.recommended, digits_of(said)
+
+        def shown(row: str, d: str, said: Verdict = said, digits: dict[str, int] = digits) -> str:
+            i, k = said.cells[row, d], digits[d]
+            return f"{i.mean:.{k}f} [{i.low:.{k}f}, {i.high:.{k}f}]"
+
+        because = [
+            f"{d} {shown(take, d)}"
+            + ("" if take == DEFAULT else f", the default {shown(DEFAULT, d)}")
+            for d in said.data
+        ]
+        never = ", ".join(f"`{r}`" for r in said.never) or "–"
+        lines.append(f"| {said.kind.title} | `{call(take)}` | {'<br>'.join(because)} | {never} |")
+    return "\n".join(lines)
 
 
 def markdown(said: Verdict) -> str:
     """A kind's table: the best rows by rank and the default, the number on each data set, its
     difference from the default, seconds of a repeated call; and what the rule says."""
-    digits = {
-        d: 3 if all(abs(said.cells[r, d].mean) < 2 for r in said.rows) else 1 for d in said.data
-    }
+    digits = digits_of(said)
 
     def cell(row: str, what: tuple[str, str]) -> str:
         kind, d = what

@@ -116,7 +116,9 @@ def spoken(drawn: random.Random, voice: str, speed: int) -> Sentence:
         start = sum(map(len, sound)) / RATE
         starts = [start + at for _, _, at in said.words]
         words += phrase.split()
-        times += list(zip(starts, [*starts[1:], start + len(heard) / RATE], strict=True))
+        ends = [*starts[1:], start + len(heard) / RATE]
+        times += list(zip(starts, ends, strict=True))
+        assert len(times) == len(words), "an event for each word"
         sound += [heard, np.zeros(int(drawn.uniform(0.5, 2.5) * RATE), np.float32)]
     return Sentence(tuple(words), voice, np.concatenate(sound), tuple(times))
 
@@ -292,6 +294,7 @@ class Speech:
             "count": self.count,
             "seed": self.seed,
             "rows": list(self.rows),
+            "explained": [WORDS, WHOLE, EXTRA, MARGIN, *RARE],
             "voices": list(VOICES),
             "words": sum(map(len, self.right)),
             "words right": sum(map(sum, self.right)),
@@ -345,12 +348,15 @@ class Speech:
         maps |= self.explained(asked, unit < EXTRA) if unit < WHOLE else {}
         late = self.explained_late(self.decoder, asked)
         for row, ones in late.items():
+            if not any(
+                one.any() for one in ones
+            ):  # ``cat``: no layer of the decoder has the frames
+                continue
             for i, one in enumerate(ones):
-                if one.any():  # of ``cat`` not: no layer of the decoder has these frames
-                    yield from self.measured_late(asked, unit, names[i], row, i, one)
+                yield from self.measured_late(asked, unit, names[i], row, i, one)
         if unit in TIMED:
             yield from self.timed(asked, names[0])
-        for row in {*maps} - {*late}:  # those that no explanation made, over the same frames
+        for row in (*self.comparisons, "truth"):  # over the same frames
             for i, one in enumerate(maps[row]):
                 yield from self.measured_late(asked, unit, names[i], row, i, one)
         for row, ones in maps.items():

@@ -216,11 +216,13 @@ def read(study: Study, out: Path) -> Numbers:
             continue
         at = line["row"], line["column"]
         sums.setdefault(at, _Sums()).add(line["index"], line["number"])
-    kept = {at: s.by_unit for at, s in sums.items() if len(s.by_unit) > 1}
+    enough = {at: s for at, s in sums.items() if len(s.by_unit) > 1 or at[1] == "seconds"}
+    kept = {at: s.by_unit for at, s in enough.items()}
     units = {at: tuple(sorted(found)) for at, found in kept.items()}
     tables = {
         at: torch.tensor([kept[at][u] for u in units[at]], dtype=torch.float64) for at in kept
     }
     measures = tuple(_Measured(_Metric(c)) for c in study.columns)
     rows = tuple(Entry(name) for name in study.rows)
+    refused = {row: why for row, why in refused.items() if not any(at[0] == row for at in tables)}
     return UnitNumbers(rows, measures, tables, refused, units=units)
