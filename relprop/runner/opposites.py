@@ -74,9 +74,10 @@ def _kinds_for(asked: object) -> dict[Hashable, Kind]:
     for its code where that is all of it (a lambda in a loop is a new function each time)."""
     if isinstance(asked, Contrast):
         return _KINDS
+    if isinstance(asked, FunctionType) and not (asked.__closure__ or asked.__defaults__):
+        asked = asked.__code__
     try:
-        plain = isinstance(asked, FunctionType) and not (asked.__closure__ or asked.__defaults__)
-        return _OF_FUNCTIONS.setdefault(asked.__code__ if plain else asked, {})
+        return _OF_FUNCTIONS.setdefault(asked, {})
     except TypeError:  # which cannot be remembered
         return {}
 

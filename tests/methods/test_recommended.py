@@ -1,5 +1,6 @@
 """``method="recommended"``: which kind of question is seen in what is given."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,7 @@ from relprop.runner.method import METHODS
 from relprop.runner.question import Question
 from relprop.runner.recommended import BY_KIND, chosen, kind_of_call
 from relprop.targets import contrast, similarity, token
+from tools.known_answers.recommend import KINDS
 
 IMAGES = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
 IDS = torch.ones(2, 5, dtype=torch.long)
@@ -79,3 +81,14 @@ def test_options_go_to_it_and_one_that_it_does_not_know_is_refused():
 def test_elsewhere_a_method_must_be_named():
     with pytest.raises(OptionError, match=r"explain\(..., method='recommended'\)"):
         relprop.compare(digit_scene_model(), IMAGES, ["recommended"])
+
+
+def test_the_table_of_the_page_decides():
+    page = (Path(relprop.__file__).parents[1] / "docs/which-method.md").read_text()
+    lines = page.split("<!-- summary: generated -->")[1].split("<!-- /summary -->")[0].splitlines()
+    takes = {cells[1].strip(): cells[2] for line in lines if len(cells := line.split("|")) > 3}
+    for kind in KINDS:
+        if kind.name in BY_KIND:
+            method, options = BY_KIND[kind.name]
+            written = ", ".join(f'{k}="{v}"' for k, v in ({"method": method} | options).items())
+            assert takes[kind.title].strip() == f"`{written}`", kind.name

@@ -477,15 +477,15 @@ class Atoms:
                 values += self._measured(row, unit, own)
                 values += [Value("", row, "seconds", cost) for cost in costs]
             if chance is not None:
-                for values, own, reaction in zip(
+                for values, falls, reaction in zip(
                     found, self._deletion(some, maps, chance), some, strict=True
                 ):
-                    named = zip(reaction.atoms, own, strict=True)
+                    named = zip(reaction.atoms, falls, strict=True)
                     values += [Value(f"{a.at}", row, "deletion", fall) for a, fall in named]
             if first < FEW and row not in COMPARISONS:
                 steady = self._steady(row, some, maps)
-                for values, own in zip(found, steady, strict=True):
-                    values += own
+                for values, checked in zip(found, steady, strict=True):
+                    values += checked
         return found
 
     def _measured(self, row: str, unit: int, scores: Tensor) -> Iterator[Value]:

@@ -28,13 +28,14 @@ from tools.known_answers.study import Column, Value
 AT_ONCE = 50
 WHOLE = "leave_one_out, whole sentences (as cite)"
 #: Beside the rows of every study; a max-flow per token takes minutes for each text.
-MORE: dict[str, Mapping[str, Any]] = {
+_NAMED: dict[str, Mapping[str, Any]] = {
     name: {"method": name}
     for name in (
         *("gradcam_features", "attention_norm", "value_zeroing", "integrated_gradients"),
         *("smoothgrad", "gradient_shap", "deeplift", "occlusion", "leave_one_out", "random"),
     )
-} | {WHOLE: {"method": "leave_one_out"}}
+}
+MORE = _NAMED | {WHOLE: {"method": "leave_one_out"}}
 #: Sentences at a fixed place.
 PLACES = {"always the first sentence": 0, "always the last sentence": -1}
 

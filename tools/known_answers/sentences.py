@@ -124,7 +124,7 @@ class Sentences:
     @cached_property
     def untrained(self) -> Any:
         """The same architecture with weights drawn anew."""
-        model = similarity_model()
+        model: Any = similarity_model()
         torch.manual_seed(0)
         model.encoder.apply(model.encoder._init_weights)
         return model
@@ -191,8 +191,8 @@ class Sentences:
     def explained(
         self, model: Any, some: list[Pair], call: Mapping[str, Any]
     ) -> list[tuple[Tensor, Tensor]]:
-        texts = list(map(list, zip(*(p.sentences for p in some), strict=True)))
-        inputs = similarity_inputs(*texts, self.tokenizer)
+        first, second = map(list, zip(*(p.sentences for p in some), strict=True))
+        inputs = similarity_inputs(first, second, self.tokenizer)
         e = relprop.explain(model, inputs, processor=self.tokenizer, progress=False, **call)
 
         def words(side: str, i: int) -> Tensor:

@@ -50,13 +50,20 @@ class Study(Protocol):
     """``rows``: names of methods and of comparisons, as the table has them; ``refused``: the rows
     that have no numbers, and why; ``units`` and ``samples``: what these are called."""
 
-    name: str
-    title: str
-    units: str
-    samples: str
-    columns: tuple[Column, ...]
-    rows: tuple[str, ...]
-    refused: Mapping[str, str]
+    @property
+    def name(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def units(self) -> str: ...
+    @property
+    def samples(self) -> str: ...
+    @property
+    def columns(self) -> tuple[Column, ...]: ...
+    @property
+    def rows(self) -> tuple[str, ...]: ...
+    @property
+    def refused(self) -> Mapping[str, str]: ...
 
     def __len__(self) -> int:
         """How many units."""
@@ -216,8 +223,8 @@ def read(study: Study, out: Path) -> Numbers:
             continue
         at = line["row"], line["column"]
         sums.setdefault(at, _Sums()).add(line["index"], line["number"])
-    enough = {at: s for at, s in sums.items() if len(s.by_unit) > 1 or at[1] == "seconds"}
-    kept = {at: s.by_unit for at, s in enough.items()}
+    least = {"seconds": 1}
+    kept = {at: s.by_unit for at, s in sums.items() if len(s.by_unit) >= least.get(at[1], 2)}
     units = {at: tuple(sorted(found)) for at, found in kept.items()}
     tables = {
         at: torch.tensor([kept[at][u] for u in units[at]], dtype=torch.float64) for at in kept
