@@ -26,16 +26,24 @@ def table(study: Study, numbers: Numbers) -> str:
     ]
     grid = markdown_grid(made.rows, [*columns, ("s", None)], cell, False)
     first = study.columns[0].name
-    counts = {row: t for (row, column), t in numbers.tables.items() if column == first}
-    most = max(counts.values(), key=len)
-    fewer = {row: len(t) for row, t in counts.items() if len(t) < len(most)}
+    of_first = {row: t for (row, column), t in numbers.tables.items() if column == first}
+    most = {name: _most(numbers, name) for name in shown}
+    fewer = {row: len(t) for row, t in of_first.items() if len(t) < most[first][0]}
+    other = {name: n for name, n in most.items() if n != most[first]}
     notes = [
-        f"{len(most)} {study.units}, {int(most[:, 1].sum())} {study.samples}; 95 % bootstrap "
+        f"{most[first][0]} {study.units}, {most[first][1]} {study.samples}; 95 % bootstrap "
         f"intervals over {study.units}; °: cannot be told from random; s: CPU seconds, repeated.",
+        *(f"{name}: {n[0]} {study.units}, {n[1]} {study.samples}." for name, n in other.items()),
         *(f"{first} of `{row}`: {count} {study.units}." for row, count in fewer.items()),
         *(f"`{row}`: {why}." for row, why in made.refused.items()),
     ]
     return "\n".join([f"### {study.title}\n", grid, "", *(f"- {note}" for note in notes)])
+
+
+def _most(numbers: Numbers, column: str) -> tuple[int, int]:
+    """How many units and samples a column has, at most."""
+    tables = (t for (_, name), t in numbers.tables.items() if name == column)
+    return max(((len(t), int(t[:, 1].sum())) for t in tables), default=(0, 0))
 
 
 def seconds(numbers: Numbers, row: str) -> str:

@@ -359,7 +359,7 @@ class Speech:
         for row in (*self.comparisons, "truth"):  # over the same frames
             for i, one in enumerate(maps[row]):
                 yield from self.measured_late(asked, unit, names[i], row, i, one)
-        for row, ones in maps.items():
+        for row, ones in maps.items() if unit < WHOLE else ():
             for i, one in enumerate(ones):
                 for column, number in self.measured(asked, unit, i, one):
                     yield Value(names[i], row, column, number)
