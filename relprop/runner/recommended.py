@@ -23,9 +23,9 @@ DEFAULT = "transformer_attribution"
 #: By kind of question the method and its options; the tables of docs/which-method.md decide.
 BY_KIND: dict[str, tuple[str, dict[str, Any]]] = {
     "pictures": ("lrp_gamma", {}),
-    "texts": ("attcat", {}),
+    "texts": ("cat", {}),
     "answers": (DEFAULT, {}),
-    "speech": (DEFAULT, {}),
+    "speech": (DEFAULT, {"gradient": "balanced"}),
     "": (DEFAULT, {}),
 }
 

@@ -42,7 +42,7 @@ FEATURES = torch.rand(1, 80, 30)
         (None, {"input_ids": IDS}, contrast(3, 8), "texts"),
         (None, (IDS, IDS), [1, 0], "texts"),
         (None, {"input_ids": IDS}, (2, 7), ""),
-        (None, "a text", token("x"), ""),
+        (None, "a text", token(7), ""),
         (Generates(), {"input_ids": IDS}, None, "answers"),
         (Generates(), {"input_ids": IDS}, (2, 7), "answers"),
         (SimpleNamespace(model=Generates()), "a text", None, "answers"),

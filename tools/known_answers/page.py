@@ -10,9 +10,10 @@ SECONDS = "seconds"
 
 
 def table(study: Study, numbers: Numbers) -> str:
-    """Rows × columns, the first of them with intervals; seconds of a repeated call; what was left
-    out and why."""
-    shown = [c.name for c in study.columns if c.name != SECONDS]
+    """Rows × columns of all samples, the first of them with intervals; seconds of a repeated call;
+    what was left out and why."""
+    parts = ": "  # of a column by data set, as docs/which-method.md has it
+    shown = [c.name for c in study.columns if c.name != SECONDS and parts not in c.name]
     made = numbers.table(study.title, columns=shown)
 
     def cell(row: str, column: Column | None) -> str:
