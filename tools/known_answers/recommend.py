@@ -1,7 +1,8 @@
-"""From numbers to a recommendation, by a rule that was written down before anything was run
-(docs/which-method.md, "The rule").
+"""From numbers to a recommendation, by a rule that was written down before the studies were run;
+what was changed since stands there, too (docs/which-method.md, "The rule").
 
-``better``: the 95 % interval of the paired difference lies above 0 on every data set of a kind.
+``better``: the 95 % interval of the paired difference lies above 0 on every data set of a kind,
+and nine units in ten have a number.
 ``recommended``: the default, unless rows are better than it; then, of these, the one with the
 smallest sum of ranks, of equal ones the cheaper. ``never``: on no data set better than random.
 """
