@@ -37,6 +37,7 @@ FOLDS = 2
 DEFAULTS = "defaults"
 
 
+@guarded
 @dataclass(frozen=True)
 class Tuned:
     """What ``tune`` found. ``best``: the options that serve the metric best on all samples, as

@@ -63,5 +63,7 @@ def test_whisper_hears_synthetic_speech_and_its_alignment_heads_find_the_words()
             assert study.shares(asked, i, maps["uniform"][i]) < 0.05
         heads = [study.shares(asked, i, one) for i, one in enumerate(maps["alignment heads"])]
         assert sum(heads) / len(heads) > 0.4
-    e = study.explained(asked, {"method": "gradcam"}, 1)[0]
-    assert e.shape == (1500,) and bool(e.isfinite().all())
+    late = study.explained_late(study.decoder, asked, 1)
+    assert late["gradcam"][0].shape == (1500,) and bool(late["gradcam"][0].isfinite().all())
+    shares = {row: study.shares(asked, 0, one) for row, (one,) in late.items()}
+    assert shares["transformer_attribution, balanced"] > shares["rollout"]

@@ -338,7 +338,7 @@ class Atoms:
 
     def __init__(
         self,
-        count: int = 100,
+        count: int = 150,
         seed: int = 0,
         methods: Mapping[str, Mapping[str, Any]] = METHODS,
     ) -> None:

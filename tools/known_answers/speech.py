@@ -71,12 +71,12 @@ DEAR = dict.fromkeys(
 )
 SAME = {"gradient_x_input, balanced": "the numbers of cp_lrp: balanced gradients are its gradients"}
 ROWS = {name: call for name, call in METHODS.items() if name not in SAME}
-WHOLE, EXTRA, TIMED = 12, 2, (1,)
-"""Units that are explained from the spectrogram on, through the encoder (25 seconds a word; all of
-them are from the encoder's output on); of these, with "deletion" (of their first three words) and
-"random weights" (of their first)."""
-RARE = ("lrp", "epsilon_lrp", "partial_lrp", "cat, balanced", "input_gradient")
-"""Rows that are explained from the spectrogram on in the first ``EXTRA`` units alone."""
+EXTRA, TIMED = 8, 1
+"""Units with "deletion" (of their first three words), "random weights" and "stability" (of their
+first); the one whose first word is timed."""
+RARE = ("lrp", "epsilon_lrp", "partial_lrp")
+"""Rows that are explained from the spectrogram on in the first ``EXTRA`` units alone: together
+they cost as much as all others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,6 +232,7 @@ class Speech:
         Column("after the end", False, 100),
         Column("deletion", True, 1),
         Column("random weights", False, 1),
+        Column("stability", False, 1),
         Column("seconds", False, 1),
     )
     comparisons: ClassVar[tuple[str, ...]] = (
@@ -268,6 +269,10 @@ class Speech:
         return FromEncoder(type(self.model)(self.model.config)).eval()
 
     @cached_property
+    def double(self) -> nn.Module:
+        return copy.deepcopy(self.decoder).double()
+
+    @cached_property
     def features(self) -> Any:
         from transformers import WhisperFeatureExtractor
 
@@ -294,7 +299,7 @@ class Speech:
             "count": self.count,
             "seed": self.seed,
             "rows": list(self.rows),
-            "explained": [WORDS, WHOLE, EXTRA, MARGIN, *RARE],
+            "explained": [WORDS, EXTRA, MARGIN, *RARE],
             "voices": list(VOICES),
             "words": sum(map(len, self.right)),
             "words right": sum(map(sum, self.right)),
@@ -345,7 +350,7 @@ class Speech:
             return
         names = [f"{unit}:{w}" for w in asked.words]
         maps = self.compared(asked, unit) | {"truth": self.truths(asked)}
-        maps |= self.explained(asked, unit < EXTRA) if unit < WHOLE else {}
+        maps |= self.explained(asked, unit < EXTRA)
         late = self.explained_late(self.decoder, asked)
         for row, ones in late.items():
             if not any(
@@ -354,18 +359,18 @@ class Speech:
                 continue
             for i, one in enumerate(ones):
                 yield from self.measured_late(asked, unit, names[i], row, i, one)
-        if unit in TIMED:
+        if unit == TIMED:
             yield from self.timed(asked, names[0])
         for row in (*self.comparisons, "truth"):  # over the same frames
             for i, one in enumerate(maps[row]):
                 yield from self.measured_late(asked, unit, names[i], row, i, one)
-        for row, ones in maps.items() if unit < WHOLE else ():
+        for row, ones in maps.items():
             for i, one in enumerate(ones):
                 for column, number in self.measured(asked, unit, i, one):
                     yield Value(names[i], row, column, number)
         if unit < EXTRA:
             yield from self.falls(asked, unit, names, maps)
-            yield from self.sanity(asked, names[0])
+            yield from self.sanity(asked, names[0], {row: ones[0] for row, ones in late.items()})
 
     def explained(self, asked: Asked, rare: bool) -> dict[str, list[Tensor]]:
         """Maps over time as ``explain`` gives them for the recording: methods over attention score
@@ -378,7 +383,8 @@ class Speech:
         self, model: nn.Module, asked: Asked, words: int = WORDS
     ) -> dict[str, list[Tensor]]:
         """Maps over the encoder's output: the decoder alone is explained."""
-        inputs = {"heard": asked.heard, "decoder_input_ids": asked.ids}
+        heard = asked.heard.to(next(model.parameters()).dtype)
+        inputs = {"heard": heard, "decoder_input_ids": asked.ids}
         return self._every(model, inputs, asked.targets[:words], ROWS, "heard")
 
     def inputs(self, asked: Asked) -> dict[str, Tensor]:
@@ -541,13 +547,16 @@ class Speech:
     def probability(self, heard: Tensor, ids: Tensor, position: int, token: int) -> float:
         return float(self.decoder(heard, ids)[0, position].softmax(-1)[token])
 
-    def sanity(self, asked: Asked, name: str) -> Iterator[Value]:
-        """Rank correlation of a word's map over the encoder's output with that of a decoder with
-        random weights on the same output."""
-        trained, drawn = (
-            self.explained_late(model, asked, 1) for model in (self.decoder, self.untrained)
-        )
-        for row, (one, *_) in trained.items():
-            other = drawn[row][0] if row in drawn else one * 0
+    def sanity(self, asked: Asked, name: str, late: Mapping[str, Tensor]) -> Iterator[Value]:
+        """How like a word's map over the encoder's output is to that of a decoder with random
+        weights on the same output (rank correlation), and how unlike to that in float64 (largest
+        difference ÷ largest score)."""
+        drawn = self.explained_late(self.untrained, asked, 1)
+        exact = self.explained_late(self.double, asked, 1)
+        for row, one in late.items():
+            other, double = (maps[row][0] if row in maps else one * 0 for maps in (drawn, exact))
             if one.any() and other.any():
                 yield Value(name, row, "random weights", float(spearmanr(one, other).statistic))
+            if one.any() and double.any():
+                change = float((one - double).abs().max() / double.abs().max())
+                yield Value(name, row, "stability", change)
