@@ -14,14 +14,12 @@ import copy
 import math
 import random
 import re
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from scipy.stats import spearmanr
 from torch import Tensor
 
 import relprop
@@ -33,16 +31,12 @@ from examples.reaction_model import (
     reaction_tokens,
     reaction_vocabulary,
 )
-from relprop.errors import RelpropError, first_line
-from tools.known_answers.rows import INTEGRATED, block
+from tools.known_answers.blocks import InBlocks
+from tools.known_answers.rows import FLOORS, INTEGRATED, METHODS, noise
 from tools.known_answers.study import Column, Value
 
-AT_ONCE = 10
-"""Units that are explained in one call, padded to one length."""
 EXTRA = 30
 """Units that ``deletion`` is measured on."""
-FEW = 10
-"""Units that ``random weights`` and ``stability`` are measured on."""
 REMOVED = 3
 """Tokens that ``deletion`` masks."""
 DRAWS = 4
@@ -276,95 +270,94 @@ def draw_reactions(count: int, seed: int) -> list[Reaction]:
     return list(made.values())
 
 
-METHODS: Mapping[str, Mapping[str, Any]] = {
-    "transformer_attribution": {},
-    "transformer_attribution, stable": {"method": "transformer_attribution", "rules": "stable"},
-    "transformer_attribution, balanced": {
-        "method": "transformer_attribution",
-        "gradient": "balanced",
-    },
-    "transformer_attribution, no gradient": {
-        "method": "transformer_attribution",
-        "use_gradient": False,
-    },
-    "gae": {},
-    "rollout": {},
-    "raw_attention": {},
-    "attention_grad": {},
-    "attention_times_grad": {},
-    "gradcam": {},
-    "partial_lrp": {},
-    "attnlrp": {},
-    "cp_lrp": {},
-    "lrp": {},
-    "lrp_gamma": {},
-    "epsilon_lrp": {},
-    "cat": {},
-    "attcat": {},
-    "gae, balanced": {"method": "gae", "gradient": "balanced"},
-    "attcat, balanced": {"method": "attcat", "gradient": "balanced"},
-    "cat, balanced": {"method": "cat", "gradient": "balanced"},
-    "gradient_x_input": {},
-    "gradient_x_input, balanced": {"method": "gradient_x_input", "gradient": "balanced"},
-    "input_gradient": {},
+DEFAULT = "transformer_attribution"
+ROWS: Mapping[str, Mapping[str, Any]] = METHODS | {
+    f"{DEFAULT}, stable": {"method": DEFAULT, "rules": "stable"},
+    f"{DEFAULT}, no gradient": {"method": DEFAULT, "use_gradient": False},
     "integrated_gradients": INTEGRATED,
 }
-"""Rows that are methods: options of ``relprop.explain``; ``method`` is the row's name where none is
-given."""
-COMPARISONS = ("mapping head", "same element", "position", "uniform", "random")
-"""Rows that are none. ``mapping head`` looks into the model where its authors found the mapping,
-``same element`` knows the true token; the rest know nothing."""
+COMPARISONS = ("mapping head", "same element", "position", *FLOORS)
+"""Rows that are no methods. ``mapping head`` looks into the model where its authors found the
+mapping, ``same element`` knows the true token; the rest know nothing."""
 
 
-class Atoms:
+@dataclass(eq=False)
+class Atoms(InBlocks):
     """The study: a unit is a reaction, its samples are masked atoms that the model fills in right
     (``asked`` says how many there were before)."""
 
-    name = "atoms"
-    title = "The atom of the reactants that a product's atom comes from"
-    units, samples = "reactions", "atoms"
-    columns = (
-        Column("share", scale=100),
-        Column("best reactant token", scale=100),
-        Column("share: element", scale=100),
-        Column("best reactant token: element", scale=100),
-        Column("share: fragment", scale=100),
-        Column("best reactant token: fragment", scale=100),
-        Column("deletion", scale=100),
-        Column("random weights", higher_is_better=False),
-        Column("stability", higher_is_better=False),
-        Column("seconds", higher_is_better=False),
+    count: int = 150
+    seed: int = 0
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: ROWS)
+    at_once: ClassVar[int] = 10  # padded to one length
+    name: ClassVar[str] = "atoms"
+    title: ClassVar[str] = "The atom of the reactants that a product's atom comes from"
+    units: ClassVar[str] = "reactions"
+    samples: ClassVar[str] = "atoms"
+    columns: ClassVar[tuple[Column, ...]] = (
+        Column("share", True, 100),
+        Column("best reactant token", True, 100),
+        *(Column(f"share: {known}", True, 100) for known in MOST),
+        *(Column(f"best reactant token: {known}", True, 100) for known in MOST),
+        Column("deletion", True, 100),
+        Column("random weights", False),
+        Column("stability", False),
+        Column("seconds", False),
     )
 
-    def __init__(
-        self,
-        count: int = 150,
-        seed: int = 0,
-        methods: Mapping[str, Mapping[str, Any]] = METHODS,
-    ) -> None:
-        self.seed, self.methods = seed, methods
-        self.rows = (*methods, *COMPARISONS)
-        self.model, self.vocabulary = reaction_model(), reaction_vocabulary()
-        self._mask = self.vocabulary["[MASK]"]
-        reactions = draw_reactions(count, seed)
-        self.asked = sum(len(reaction.atoms) for reaction in reactions)
-        self.width = 2 + max(len(r.tokens) for r in reactions)
-        self.reactions = [kept for r in reactions if (kept := self._right(r)).atoms]
-        self.refused: dict[str, str] = {}
-        self._unit = block(self._make, AT_ONCE)
+    @property
+    def rows(self) -> tuple[str, ...]:
+        return (*self.methods, *COMPARISONS)
 
-    def _right(self, reaction: Reaction) -> Reaction:
-        """With those of its atoms alone that the model fills in right."""
-        if not reaction.atoms:
-            return reaction
-        inputs, targets = self._inputs(reaction)
+    @cached_property
+    def model(self) -> Any:
+        return reaction_model()
+
+    @cached_property
+    def vocabulary(self) -> dict[str, int]:
+        return reaction_vocabulary()
+
+    @cached_property
+    def untrained(self) -> Any:
+        with torch.random.fork_rng():
+            torch.manual_seed(self.seed)
+            fresh: Any = type(self.model)(self.model.config)
+            return fresh.eval()
+
+    @cached_property
+    def eager(self) -> Any:
+        model = copy.deepcopy(self.model)
+        model.set_attn_implementation("eager")
+        return model
+
+    @cached_property
+    def drawn(self) -> list[Reaction]:
+        return draw_reactions(self.count, self.seed)
+
+    @property
+    def asked(self) -> int:
+        return sum(len(reaction.atoms) for reaction in self.drawn)
+
+    @cached_property
+    def width(self) -> int:
+        return 2 + max(len(r.tokens) for r in self.drawn)
+
+    @cached_property
+    def reactions(self) -> list[Reaction]:
+        """With those of their atoms alone that the model fills in right, if there are any."""
+        return [kept for r in self.drawn if r.atoms and (kept := self.right(r)).atoms]
+
+    def right(self, reaction: Reaction) -> Reaction:
+        inputs, targets = self.inputs([reaction])
         with torch.no_grad():
             logits = self.model(**inputs).logits
         right = [int(logits[i, at].argmax()) == token for i, (at, token) in enumerate(targets)]
         atoms = tuple(a for a, is_right in zip(reaction.atoms, right, strict=True) if is_right)
         return Reaction(reaction.tokens, reaction.arrow, atoms)
 
-    def _inputs(self, *reactions: Reaction) -> tuple[dict[str, Tensor], list[tuple[int, int]]]:
+    def inputs(
+        self, reactions: Sequence[Reaction]
+    ) -> tuple[dict[str, Tensor], list[tuple[int, int]]]:
         """Ids, a row per atom with that atom masked, padded; and each atom's place and true
         token."""
         rows, targets, lengths = list[Tensor](), list[tuple[int, int]](), list[int]()
@@ -374,7 +367,7 @@ class Atoms:
                 at = atom.at + 1
                 row = torch.full((self.width,), self.vocabulary["[PAD]"])
                 row[: len(ids)] = ids
-                row[at] = self._mask
+                row[at] = self.vocabulary["[MASK]"]
                 rows.append(row)
                 targets.append((at, int(ids[at])))
                 lengths.append(len(ids))
@@ -388,168 +381,103 @@ class Atoms:
         """A reaction's text."""
         return self.reactions[unit].text
 
-    def identity(self) -> dict[str, Any]:
-        """What the numbers depend on."""
-        methods = {name: {k: str(v) for k, v in m.items()} for name, m in self.methods.items()}
-        sizes = [AT_ONCE, EXTRA, FEW, REMOVED, DRAWS, len(self)]
-        return {"weights": "rxnmapper", "seed": self.seed, "sizes": sizes, "methods": methods}
+    def names(self, unit: int) -> list[str]:
+        return [str(atom.at) for atom in self.reactions[unit].atoms]
 
-    @cached_property
-    def _fresh(self) -> Any:
-        with torch.random.fork_rng():
-            torch.manual_seed(self.seed)
-            fresh: Any = type(self.model)(self.model.config)
-            return fresh.eval()
+    def of(self, units: range) -> list[Reaction]:
+        return [self.reactions[unit] for unit in units]
 
-    @cached_property
-    def _eager(self) -> Any:
-        model = copy.deepcopy(self.model)
-        model.set_attn_implementation("eager")
-        return model
+    def explained(self, model: Any, units: range, call: Mapping[str, Any]) -> list[Tensor]:
+        """(atoms, the reaction's tokens) of each."""
+        some = self.of(units)
+        inputs, targets = self.inputs(some)
+        scores = relprop.explain(model, inputs, list(targets), progress=False, **call).scores
+        split = scores.split([len(reaction.atoms) for reaction in some])
+        return [one[:, 1 : 1 + len(r.tokens)] for one, r in zip(split, some, strict=True)]
 
-    def _explain(
-        self,
-        row: str,
-        model: Any,
-        inputs: Mapping[str, Tensor],
-        targets: Sequence[tuple[int, int]],
-        **more: Any,
-    ) -> Tensor:
-        options: dict[str, Any] = {"method": row, **self.methods[row], **more}
-        return relprop.explain(model, inputs, list(targets), progress=False, **options).scores
+    def comparisons(self, units: range) -> Iterator[tuple[str, list[Tensor]]]:
+        for row in COMPARISONS:
+            make = getattr(self, f"_{row.replace(' ', '_')}")
+            yield row, [make(unit, self.reactions[unit]) for unit in units]
 
-    def _comparison(self, row: str, unit: int) -> Tensor:
-        """A map per atom by a row that is no method."""
-        reaction = self.reactions[unit]
-        inputs, _ = self._inputs(reaction)
-        shape = inputs["input_ids"].shape
-        scores = torch.zeros(shape)
-        places = reaction.reactant_atoms()
-        if row == "uniform":
-            return scores + 1
-        if row == "random":
-            generator = torch.Generator().manual_seed(self.seed * 100_003 + unit)
-            return torch.rand(shape, generator=generator)
-        if row == "mapping head":
-            layer, head = MAPPING_HEAD
-            with torch.no_grad():
-                found = self._eager(**inputs, output_attentions=True)
-                attention = found.attentions[layer][:, head]
-            return torch.stack(
-                [a[at.at + 1] for a, at in zip(attention, reaction.atoms, strict=True)]
-            )
-        end = len(reaction.tokens) - 1
-        for i, atom in enumerate(reaction.atoms):
-            if row == "same element":
-                same = [p for p in places if reaction.tokens[p] == reaction.tokens[atom.at]]
-            else:
-                there = (atom.at - reaction.arrow - 1) / max(1, end - reaction.arrow - 1)
-                same = [min(places, key=lambda p: abs(p / (reaction.arrow - 1) - there))]
-            scores[i, [p + 1 for p in same]] = 1
+    def _uniform(self, unit: int, reaction: Reaction) -> Tensor:
+        return torch.ones(len(reaction.atoms), len(reaction.tokens))
+
+    def _random(self, unit: int, reaction: Reaction) -> Tensor:
+        return noise(self.seed * 100_003 + unit, len(reaction.atoms), len(reaction.tokens))
+
+    def _mapping_head(self, unit: int, reaction: Reaction) -> Tensor:
+        layer, head = MAPPING_HEAD
+        inputs, targets = self.inputs([reaction])
+        with torch.no_grad():
+            attention = self.eager(**inputs, output_attentions=True).attentions[layer][:, head]
+        rows = [one[at] for one, (at, _) in zip(attention, targets, strict=True)]
+        return torch.stack(rows)[:, 1 : 1 + len(reaction.tokens)]
+
+    def _same_element(self, unit: int, reaction: Reaction) -> Tensor:
+        token = reaction.tokens
+        return self._marked(
+            reaction,
+            lambda atom: [p for p in reaction.reactant_atoms() if token[p] == token[atom.at]],
+        )
+
+    def _position(self, unit: int, reaction: Reaction) -> Tensor:
+        """As far along the reactants as the atom is along the product."""
+        left, right = reaction.arrow - 1, max(1, len(reaction.tokens) - reaction.arrow - 2)
+
+        def far(atom: Atom) -> list[int]:
+            there = (atom.at - reaction.arrow - 1) / right
+            return [min(reaction.reactant_atoms(), key=lambda p: abs(p / left - there))]
+
+        return self._marked(reaction, far)
+
+    def _marked(self, reaction: Reaction, places: Callable[[Atom], list[int]]) -> Tensor:
+        scores = torch.zeros(len(reaction.atoms), len(reaction.tokens))
+        for one, atom in zip(scores, reaction.atoms, strict=True):
+            one[places(atom)] = 1
         return scores
 
-    def __call__(self, unit: int) -> list[Value]:
-        """All numbers of a reaction."""
-        found: list[Value] = self._unit(unit)
-        return found
+    def measured(self, units: range, row: str, maps: list[Tensor]) -> Iterator[list[Value]]:
+        falls = iter(self.deletion(units, maps) if units.start < EXTRA else ())
+        for reaction, own in zip(self.of(units), maps, strict=True):
+            found = []
+            for atom, one in zip(reaction.atoms, own, strict=True):
+                share, best = measures(one, reaction, atom)
+                numbers = {"share": share, "best reactant token": best}
+                numbers |= {f"{column}: {atom.known}": n for column, n in numbers.items()}
+                numbers["deletion"] = next(falls, math.nan)
+                found += [Value(f"{atom.at}", row, column, n) for column, n in numbers.items()]
+            yield found
 
-    def _make(self, first: int) -> list[list[Value]]:
-        """All numbers of some reactions, which are explained together."""
-        units = range(first, min(first + AT_ONCE, len(self)))
-        some = [self.reactions[unit] for unit in units]
-        inputs, targets = self._inputs(*some)
-        counts = [len(reaction.atoms) for reaction in some]
-        found: list[list[Value]] = [[] for _ in some]
-        chance = self._by_chance(some, first) if first < EXTRA else None
-        for row in self.rows:
-            if row in COMPARISONS:
-                maps, costs = [self._comparison(row, unit) for unit in units], [math.nan]
-            else:
-                started = time.process_time()
-                try:
-                    scores = self._explain(row, self.model, inputs, targets)
-                except RelpropError as error:
-                    self.refused[row] = first_line(error)
-                    continue
-                seconds = (time.process_time() - started) / len(targets)
-                maps, costs = list(scores.split(counts)), [seconds if first else math.nan]
-            for unit, own, values in zip(units, maps, found, strict=True):
-                values += self._measured(row, unit, own)
-                values += [Value("", row, "seconds", cost) for cost in costs]
-            if chance is not None:
-                for values, falls, reaction in zip(
-                    found, self._deletion(some, maps, chance), some, strict=True
-                ):
-                    named = zip(reaction.atoms, falls, strict=True)
-                    values += [Value(f"{a.at}", row, "deletion", fall) for a, fall in named]
-            if first < FEW and row not in COMPARISONS:
-                steady = self._steady(row, some, maps)
-                for values, checked in zip(found, steady, strict=True):
-                    values += checked
-        return found
+    def deletion(self, units: range, maps: list[Tensor]) -> list[float]:
+        """By atom: how much lower the true token's probability is when the best reactant tokens
+        are masked than when random ones are."""
+        best = [
+            one[: reaction.arrow].topk(REMOVED).indices.tolist()
+            for reaction, own in zip(self.of(units), maps, strict=True)
+            for one in own
+        ]
+        falls: list[float] = (self.by_chance(units) - self.left(units, best)).tolist()
+        return falls
 
-    def _measured(self, row: str, unit: int, scores: Tensor) -> Iterator[Value]:
-        reaction = self.reactions[unit]
-        end = 1 + len(reaction.tokens)
-        for one, atom in zip(scores, reaction.atoms, strict=True):
-            share, best = measures(one[1:end], reaction, atom)
-            for suffix in ("", f": {atom.known}"):
-                yield Value(f"{atom.at}", row, f"share{suffix}", share)
-                yield Value(f"{atom.at}", row, f"best reactant token{suffix}", best)
-
-    def _steady(
-        self, row: str, some: Sequence[Reaction], maps: Sequence[Tensor]
-    ) -> Iterator[list[Value]]:
-        """Of each reaction, how its maps compare with those of random weights, and of float64."""
-        inputs, targets = self._inputs(*some)
-        counts = [len(reaction.atoms) for reaction in some]
-        fresh = self._explain(row, self._fresh, inputs, targets).split(counts)
-        exact = self._explain(row, self.model, inputs, targets, precision="float64").split(counts)
-        for reaction, single, other, double in zip(some, maps, fresh, exact, strict=True):
-            tokens = slice(1, 1 + len(reaction.tokens))
-            values = []
-            for i in range(len(single)):
-                rank = _correlation(single[i][tokens], other[i][tokens])
-                change = _change(single[i], double[i])
-                values.append(Value(f"{i}", row, "random weights", rank))
-                values.append(Value(f"{i}", row, "stability", change))
-            yield values
-
-    def _left(self, some: Sequence[Reaction], masked: Sequence[Sequence[int]]) -> Tensor:
+    def left(self, units: range, masked: Sequence[Sequence[int]]) -> Tensor:
         """The true tokens' probabilities, (atoms,), with further reactant tokens masked."""
-        inputs, targets = self._inputs(*some)
+        inputs, targets = self.inputs(self.of(units))
         for row, places in zip(inputs["input_ids"], masked, strict=True):
-            row[[p + 1 for p in places]] = self._mask
+            row[[p + 1 for p in places]] = self.vocabulary["[MASK]"]
         at, tokens = torch.tensor(targets).T
         with torch.no_grad():
             logits = self.model(**inputs).logits[torch.arange(len(at)), at]
         return logits.softmax(-1)[torch.arange(len(at)), tokens]
 
-    def _deletion(
-        self, some: Sequence[Reaction], maps: Sequence[Tensor], chance: Tensor
-    ) -> list[list[float]]:
-        """By reaction and atom: how much lower the true token's probability is when the best
-        reactant tokens are masked than, by ``chance``, when random ones are."""
-        best = [
-            one[1 : reaction.arrow + 1].topk(REMOVED).indices.tolist()
-            for reaction, scores in zip(some, maps, strict=True)
-            for one in scores
-        ]
-        falls = (chance - self._left(some, best)).split([len(r.atoms) for r in some])
-        return [fall.tolist() for fall in falls]
-
-    def _by_chance(self, some: Sequence[Reaction], first: int) -> Tensor:
+    @cache  # noqa: B019 (one study)
+    def by_chance(self, units: range) -> Tensor:
         """The true tokens' probabilities with random reactant tokens masked, the mean of some
         draws."""
-        drawn = random.Random(self.seed * 100_003 + first)
-        left = [
-            self._left(
-                some,
-                [drawn.sample(range(r.arrow), REMOVED) for r in some for _ in r.atoms],
-            )
-            for _ in range(DRAWS)
-        ]
-        return torch.stack(left).mean(0)
+        drawn = random.Random(self.seed * 100_003 + units.start)
+        atoms = [r.arrow for r in self.of(units) for _ in r.atoms]
+        draws = [[drawn.sample(range(arrow), REMOVED) for arrow in atoms] for _ in range(DRAWS)]
+        return torch.stack([self.left(units, masked) for masked in draws]).mean(0)
 
 
 def measures(scores: Tensor, reaction: Reaction, atom: Atom) -> tuple[float, float]:
@@ -567,16 +495,3 @@ def measures(scores: Tensor, reaction: Reaction, atom: Atom) -> tuple[float, flo
         return 0.0, 0.0
     top = [p for p in places if float(heat[p]) == best]
     return float(heat[sources].sum()) / total, len(set(top) & set(sources)) / len(top)
-
-
-def _correlation(a: Tensor, b: Tensor) -> float:
-    """Spearman's of two maps; NaN where one is constant."""
-    if a.unique().numel() == 1 or b.unique().numel() == 1:
-        return float("nan")
-    return float(spearmanr(a.numpy(), b.numpy()).statistic)
-
-
-def _change(single: Tensor, double: Tensor) -> float:
-    """Largest difference of two maps ÷ the largest score; 0 where both are 0."""
-    largest = float(double.abs().max())
-    return float((single - double).abs().max()) / largest if largest else 0.0

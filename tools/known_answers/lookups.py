@@ -7,9 +7,9 @@ truth is these two words where they stand in the documents, and the sentence tha
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -19,13 +19,12 @@ from torch import Tensor
 import relprop
 from relprop.demo.lookup_model import lookup_model, lookup_tokenizer
 from relprop.demo.lookups import Lookup, make_lookups
-from relprop.errors import RelpropError, first_line
 from relprop.explanation.segments import owners, sentences
 from relprop.targets import span
-from tools.known_answers.rows import METHODS, block
+from tools.known_answers.blocks import InBlocks
+from tools.known_answers.rows import METHODS
 from tools.known_answers.study import Column, Value
 
-AT_ONCE = 50
 WHOLE = "leave_one_out, whole sentences (as cite)"
 #: Beside the rows of every study; a max-flow per token takes minutes for each text.
 _NAMED: dict[str, Mapping[str, Any]] = {
@@ -35,7 +34,7 @@ _NAMED: dict[str, Mapping[str, Any]] = {
         *("smoothgrad", "gradient_shap", "deeplift", "occlusion", "leave_one_out", "random"),
     )
 }
-MORE = _NAMED | {WHOLE: {"method": "leave_one_out"}}
+MORE = _NAMED | {WHOLE: {"method": "leave_one_out", "whole": True}}
 #: Sentences at a fixed place.
 PLACES = {"always the first sentence": 0, "always the last sentence": -1}
 
@@ -49,6 +48,18 @@ class Case:
     sentences: list[tuple[int, int]]
     fact: int
     words: list[tuple[int, int]]
+
+    def owned(self, spans: Sequence[tuple[int, int]]) -> list[list[int]]:
+        """Of each sentence its tokens, by the characters of all tokens."""
+        return owners(self.sentences, spans)
+
+    def best(self, scores: Tensor, spans: Sequence[tuple[int, int]]) -> tuple[float, int]:
+        """Whether the best token of the documents is a source word, and the number of the best
+        sentence; of scores of tokens."""
+        owned = self.owned(spans)
+        one = max((t for some in owned for t in some), key=lambda t: float(scores[t]))
+        sums = [float(scores[some].sum()) for some in owned]
+        return float(spans[one] in self.words), sums.index(max(sums))
 
     def without(self, sentence: int) -> str:
         """The text without a sentence of the documents."""
@@ -75,12 +86,14 @@ def case_of(lookup: Lookup, tokenizer: Any) -> Case:
     return Case(text + lookup.answer.removesuffix("."), found, fact, words)
 
 
-@dataclass
-class Lookups:
+@dataclass(eq=False)
+class Lookups(InBlocks):
     """The study. A unit is a lookup that is answered right, and its last answer the one sample."""
 
     count: int = 100
     seed: int = 20_000_003
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: METHODS | MORE)
+    at_once: ClassVar[int] = 50
     name: ClassVar[str] = "lookups"
     title: ClassVar[str] = "Lookups in documents (a small Llama): the fact that is repeated"
     units: ClassVar[str] = "lookups"
@@ -89,13 +102,10 @@ class Lookups:
         Column("best token is a source word", True, 100),
         Column("best sentence is the source", True, 100),
         Column("fall without the best sentence"),
+        Column("random weights", False),
+        Column("stability", False),
         Column("seconds", False),
     )
-
-    def __post_init__(self) -> None:
-        self.refused: dict[str, str] = {}
-        self.methods = METHODS | MORE
-        self.unit = block(self.make, AT_ONCE)
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -104,6 +114,11 @@ class Lookups:
     @cached_property
     def model(self) -> Any:
         return lookup_model()
+
+    @cached_property
+    def untrained(self) -> Any:
+        torch.manual_seed(0)
+        return type(self.model)(self.model.config).eval()
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -126,12 +141,6 @@ class Lookups:
     def key(self, unit: int) -> str:
         return self.cases[unit].text
 
-    def identity(self) -> dict[str, Any]:
-        return {"count": self.count, "seed": self.seed, "rows": list(self.rows)}
-
-    def __call__(self, unit: int) -> list[Value]:
-        return [Value(str(unit), *found) for found in self.unit(unit)]
-
     def answers(self, texts: list[str]) -> Tensor:
         """The mean log-probability of the last two tokens of each text, (texts,)."""
         inputs = self.tokenizer(texts, padding=True, return_tensors="pt")
@@ -139,60 +148,44 @@ class Lookups:
             said = self.model(**inputs).logits[:, -3:-1].log_softmax(-1)
         return said.gather(-1, inputs["input_ids"][:, -2:, None])[..., 0].mean(1)
 
-    def make(self, first: int) -> list[list[tuple[str, str, float]]]:
-        some = self.cases[first : first + AT_ONCE]
-        found: list[list[tuple[str, str, float]]] = [[] for _ in some]
-        whole = self.answers([c.text for c in some])
-        for row, hits, seconds in self.hits(some):
-            left = [c.without(best) for c, (_, best) in zip(some, hits, strict=True)]
-            falls = whole - self.answers(left)
-            for i, (case, (token, best)) in enumerate(zip(some, hits, strict=True)):
-                found[i] += [
-                    (row, "best token is a source word", token),
-                    (row, "best sentence is the source", float(best == case.fact)),
-                    (row, "fall without the best sentence", float(falls[i])),
-                    (row, "seconds", seconds),
-                ]
-        return found
+    def spans(self, units: range) -> list[tuple[Case, list[tuple[int, int]]]]:
+        """Of each unit its case, and the characters of each token of its map."""
+        cases = [self.cases[unit] for unit in units]
+        encoded = self.tokenizer([c.text for c in cases], padding=True).encodings
+        return [(case, one.offsets) for case, one in zip(cases, encoded, strict=True)]
 
-    def hits(self, some: list[Case]) -> Iterator[tuple[str, list[tuple[float, int]], float]]:
-        """Of each row: whether the best token is a source word, and the best sentence, of each
-        case; seconds per case."""
-        for row, call in self.methods.items():
-            try:
-                self.explained(some, row, call)  # once, so that no capture is in the seconds
-                start = time.process_time()
-                hits = self.explained(some, row, call)
-            except RelpropError as error:
-                self.refused[row] = first_line(error)
-                continue
-            yield row, hits, (time.process_time() - start) / len(some)
-        for row, place in PLACES.items():
-            yield row, [(torch.nan, place % len(c.sentences)) for c in some], torch.nan
-
-    def explained(
-        self, some: list[Case], row: str, call: Mapping[str, Any]
-    ) -> list[tuple[float, int]]:
-        texts = [c.text for c in some]
+    def explained(self, model: Any, units: range, call: Mapping[str, Any]) -> list[Tensor]:
+        """(1, tokens) of each."""
+        texts = [self.cases[unit].text for unit in units]
         options = dict(call)
-        if row == WHOLE:
-            record = self.tokenizer(texts, padding=True).encodings
-            options["groups"] = [
-                owners(c.sentences, e.offsets) for c, e in zip(some, record, strict=True)
-            ]
+        if options.pop("whole", False):
+            options["groups"] = [case.owned(spans) for case, spans in self.spans(units)]
         e = relprop.explain(
-            self.model, texts, span(-2, -1), processor=self.tokenizer, progress=False, **options
+            model, texts, span(-2, -1), processor=self.tokenizer, progress=False, **options
         )
-        return [best(e, i, case, row != WHOLE) for i, case in enumerate(some)]
+        return list(e.scores[:, None])
 
+    def comparisons(self, units: range) -> Iterator[tuple[str, list[Tensor]]]:
+        for row, place in PLACES.items():
+            maps = []
+            for case, spans in self.spans(units):
+                maps.append(torch.zeros(1, len(spans)))
+                maps[-1][0, case.owned(spans)[place]] = 1
+            yield row, maps
 
-def best(e: relprop.Explanation, i: int, case: Case, tokens: bool) -> tuple[float, int]:
-    """Whether the best token of the documents is a source word (``tokens``: whether single ones
-    were scored), and the number of the best sentence."""
-    texts = e.streams["input_ids"].texts
-    assert texts is not None
-    scores, spans = e.scores[i], texts[i].spans
-    owned = owners(case.sentences, spans)
-    one = max((t for some in owned for t in some), key=lambda t: float(scores[t]))
-    sums = [float(scores[some].sum()) for some in owned]
-    return float(spans[one] in case.words) if tokens else torch.nan, sums.index(max(sums))
+    def measured(self, units: range, row: str, maps: list[Tensor]) -> Iterator[list[Value]]:
+        """Whether the best token is a source word (of rows that score single ones) and the best
+        sentence is the source; what the log-probability loses without that sentence."""
+        known = self.spans(units)
+        cases = [case for case, _ in known]
+        found = [case.best(one, at) for (case, at), (one,) in zip(known, maps, strict=True)]
+        before = self.answers([case.text for case in cases])
+        without = [case.without(best) for case, (_, best) in zip(cases, found, strict=True)]
+        falls = before - self.answers(without)
+        for unit, case, (word, best), fall in zip(units, cases, found, falls, strict=True):
+            numbers = {
+                "best token is a source word": math.nan if row in (WHOLE, *PLACES) else word,
+                "best sentence is the source": float(best == case.fact),
+                "fall without the best sentence": float(fall),
+            }
+            yield [Value(str(unit), row, column, number) for column, number in numbers.items()]

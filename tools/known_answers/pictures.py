@@ -30,7 +30,7 @@ import relprop
 from examples.dinov2 import PATCH, dinov2, normalised
 from examples.photographs_asked import NAMES, Question, cut, embeddings, photograph
 from relprop.errors import RelpropError, first_line
-from tools.known_answers.rows import FLOORS, METHODS, noise, share
+from tools.known_answers.rows import FLOORS, METHODS, noise, share, steadiness
 from tools.known_answers.study import Column, Value
 
 SIDE = 112  # pixels of a half: 8 x 8 patches
@@ -316,11 +316,7 @@ class Pictures:
     def checked(self, row: str, parts: Tensor, scores: Tensor) -> Iterator[Value]:
         """How like the map is to that of a model with random weights, and how unlike to that of a
         model in float64."""
-        from scipy.stats import spearmanr
-
         drawn = self.explained(self.untrained, row, parts, 1)[0]
-        alike = float(spearmanr(scores.flatten(), drawn.flatten()).statistic)
-        yield Value("", row, "random weights", alike)
         exact = self.explained(self.double, row, parts.double(), 1)[0]
-        change = (scores - exact).abs().max() / exact.abs().max()
-        yield Value("", row, "stability", float(change))
+        for column, number in steadiness(scores, drawn, exact):
+            yield Value("", row, column, number)

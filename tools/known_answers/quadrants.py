@@ -6,8 +6,8 @@ that it names, and the disc that lies there; the words have scores of their own.
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -17,19 +17,21 @@ from torch import Tensor
 import relprop
 from relprop.demo.quadrant_model import quadrant_model, quadrant_processor
 from relprop.demo.quadrants import Quadrants, make_quadrants
-from relprop.errors import RelpropError, first_line
-from tools.known_answers.rows import FLOORS, INTEGRATED, METHODS, block, noise, share
+from tools.known_answers.blocks import InBlocks
+from tools.known_answers.rows import FLOORS, INTEGRATED, METHODS, noise, share
 from tools.known_answers.study import Column, Value
 
-AT_ONCE = 50
 
-
-@dataclass
-class QuadrantStudy:
-    """The study. A unit is a picture with a question."""
+@dataclass(eq=False)
+class QuadrantStudy(InBlocks):
+    """The study. A unit is a picture with a question, and its answer the one sample."""
 
     count: int = 100
     seed: int = 40_000_003
+    methods: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=lambda: METHODS | {"integrated_gradients": INTEGRATED}
+    )
+    at_once: ClassVar[int] = 50
     name: ClassVar[str] = "quadrants"
     title: ClassVar[str] = "Pictures with words (a small LLaVA): the quarter that is named"
     units: ClassVar[str] = "pictures"
@@ -37,13 +39,10 @@ class QuadrantStudy:
     columns: ClassVar[tuple[Column, ...]] = (
         Column("share on the quarter", True, 100),
         Column("share on the disc", True, 100),
+        Column("random weights", False),
+        Column("stability", False),
         Column("seconds", False),
     )
-
-    def __post_init__(self) -> None:
-        self.refused: dict[str, str] = {}
-        self.methods = METHODS | {"integrated_gradients": INTEGRATED}
-        self.unit = block(self.make, AT_ONCE)
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -53,58 +52,43 @@ class QuadrantStudy:
     def drawn(self) -> Quadrants:
         return make_quadrants(self.count, seed=self.seed)
 
-    def __len__(self) -> int:
-        return self.count
+    @cached_property
+    def model(self) -> Any:
+        return quadrant_model()
+
+    @cached_property
+    def untrained(self) -> Any:
+        torch.manual_seed(0)
+        return type(self.model)(self.model.config).eval()
+
+    @cached_property
+    def processor(self) -> Any:
+        return quadrant_processor()
 
     def key(self, unit: int) -> str:
         return f"{self.drawn.questions[unit]} {self.drawn.answers[unit]}"
 
-    def identity(self) -> dict[str, Any]:
-        return {"count": self.count, "seed": self.seed, "rows": list(self.rows)}
-
-    def __call__(self, unit: int) -> list[Value]:
-        return [Value(str(unit), *found) for found in self.unit(unit)]
-
-    def make(self, first: int) -> list[list[tuple[str, str, float]]]:
-        pictures = range(first, min(first + AT_ONCE, self.count))
-        found: list[list[tuple[str, str, float]]] = [[] for _ in pictures]
-        maps: dict[str, tuple[Tensor, float]] = {}
-        for row, call in self.methods.items():
-            try:
-                maps[row] = self.heat(pictures, call)
-            except RelpropError as error:
-                self.refused[row] = first_line(error)
-        size = self.drawn.quarters.shape[1:]
-        drawn = torch.stack([noise(i, *size) for i in pictures])
-        maps |= {"uniform": (torch.ones_like(drawn), torch.nan), "random": (drawn, torch.nan)}
-        for row, (heat, seconds) in maps.items():
-            for values, one, i in zip(found, heat, pictures, strict=True):
-                disc = self.drawn.discs[i, self.drawn.asked[i]]
-                values += [
-                    (row, "share on the quarter", share(one, self.drawn.quarters[i].bool())),
-                    (row, "share on the disc", share(one, disc.bool())),
-                    (row, "seconds", seconds),
-                ]
-        return found
-
-    @cached_property
-    def opened(self) -> tuple[Any, Any]:
-        return quadrant_model(), quadrant_processor()
-
-    def heat(self, pictures: range, call: Any) -> tuple[Tensor, float]:
-        """(pictures, H, W) maps of the sum of both words' log-probabilities; seconds per
-        picture, without the capture."""
-        model, processor = self.opened
-        images = self.drawn.pictures()
-        asked = zip(self.drawn.questions, self.drawn.answers, strict=True)
-        texts = [f"<image> {q} {a}" for q, a in asked]
+    def explained(self, model: Any, units: range, call: Mapping[str, Any]) -> list[Tensor]:
+        """Maps over pixels of the sum of both words' log-probabilities, each (1, H, W)."""
+        images, questions, answers = self.drawn.pictures(), self.drawn.questions, self.drawn.answers
         given = {
-            "images": [images[i] for i in pictures],
-            "text": [texts[i] for i in pictures],
+            "images": [images[i] for i in units],
+            "text": [f"<image> {questions[i]} {answers[i]}" for i in units],
         }
-        targets = [relprop.targets.answer(self.drawn.answers[i]) for i in pictures]
-        for _ in range(2):
-            start = time.process_time()
-            e = relprop.explain(model, given, targets, processor=processor, progress=False, **call)
-        seconds = (time.process_time() - start) / len(pictures)
-        return e["pixel_values"].heatmap(), seconds
+        targets = [relprop.targets.answer(answers[i]) for i in units]
+        e = relprop.explain(model, given, targets, processor=self.processor, progress=False, **call)
+        return list(e["pixel_values"].heatmap()[:, None])
+
+    def comparisons(self, units: range) -> Iterator[tuple[str, list[Tensor]]]:
+        size = (1, *self.drawn.quarters.shape[1:])
+        yield "uniform", [torch.ones(size)] * len(units)
+        yield "random", [noise(unit, *size) for unit in units]
+
+    def measured(self, units: range, row: str, maps: list[Tensor]) -> Iterator[list[Value]]:
+        for unit, (one,) in zip(units, maps, strict=True):
+            disc = self.drawn.discs[unit, self.drawn.asked[unit]]
+            quarter = self.drawn.quarters[unit]
+            yield [
+                Value(str(unit), row, "share on the quarter", share(one, quarter.bool())),
+                Value(str(unit), row, "share on the disc", share(one, disc.bool())),
+            ]

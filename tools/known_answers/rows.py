@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from scipy.stats import spearmanr
 from torch import Tensor
 
 BALANCED: Mapping[str, Any] = {"gradient": "balanced"}
@@ -34,6 +35,16 @@ def share(scores: Tensor, truth: Tensor) -> float:
     positive = scores.double().clamp(min=0)
     whole = float(positive.sum())
     return float(positive[truth].sum()) / whole if whole > 0 else 0.0
+
+
+def steadiness(one: Tensor, drawn: Tensor, exact: Tensor) -> Iterator[tuple[str, float]]:
+    """ "random weights": how like a map is to that of a model whose weights are drawn anew (rank
+    correlation; not said where one is constant). "stability": how unlike to that in float64
+    (largest difference ÷ largest score; 0 where all are 0)."""
+    if one.unique().numel() > 1 and drawn.unique().numel() > 1:
+        yield "random weights", float(spearmanr(one.flatten(), drawn.flatten()).statistic)
+    largest = float(exact.abs().max())
+    yield "stability", float((one - exact).abs().max()) / largest if largest else 0.0
 
 
 def noise(seed: int, *shape: int) -> Tensor:

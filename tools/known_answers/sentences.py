@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -20,8 +19,8 @@ from torch import Tensor
 
 import relprop
 from examples.minilm import minilm_tokenizer, similarity_inputs, similarity_model
-from relprop.errors import RelpropError, first_line
-from tools.known_answers.rows import FLOORS, INTEGRATED, METHODS, block, noise, share
+from tools.known_answers.blocks import InBlocks
+from tools.known_answers.rows import FLOORS, INTEGRATED, METHODS, noise, share
 from tools.known_answers.study import Column, Value
 
 TOPICS = {
@@ -49,7 +48,6 @@ TOPICS = {
 THINGS = ("violin", "lantern", "telescope", "carpet", "parrot", "statue", "bicycle", "clock")
 MARKS = ("golden", "wooden", "broken", "purple", "ancient", "striped")
 SIDES = ("first_input_ids", "second_input_ids")
-AT_ONCE = 25
 TRUTH = "the phrase"
 
 
@@ -87,12 +85,18 @@ def without(sentence: str, words: Tensor) -> str:
     return " ".join(w for i, w in enumerate(sentence.split()) if i not in gone)
 
 
-@dataclass
-class Sentences:
-    """The study. A unit is a pair, and its one sample the pair's cosine."""
+@dataclass(eq=False)
+class Sentences(InBlocks):
+    """The study. A unit is a pair, and its one sample the pair's cosine; its map is over the words
+    of both sentences."""
 
     count: int = 150
     seed: int = 47
+    methods: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=lambda: METHODS | {"integrated_gradients": INTEGRATED}
+    )
+    at_once: ClassVar[int] = 25
+    few: ClassVar[int] = 25
     name: ClassVar[str] = "sentences"
     title: ClassVar[str] = "Sentence pairs (MiniLM): the shared phrase"
     units: ClassVar[str] = "pairs"
@@ -101,13 +105,9 @@ class Sentences:
         Column("share on the phrase", True, 100),
         Column("fall of the cosine", True, 1),
         Column("random weights", False, 1),
+        Column("stability", False, 1),
         Column("seconds", False, 1),
     )
-
-    def __post_init__(self) -> None:
-        self.refused: dict[str, str] = {}
-        self.methods = METHODS | {"integrated_gradients": INTEGRATED}
-        self.unit = block(self.make, AT_ONCE)
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -123,106 +123,57 @@ class Sentences:
 
     @cached_property
     def untrained(self) -> Any:
-        """The same architecture with weights drawn anew."""
         model: Any = similarity_model()
         torch.manual_seed(0)
         model.encoder.apply(model.encoder._init_weights)
         return model
 
-    def __len__(self) -> int:
-        return self.count
-
-    def key(self, unit: int) -> str:
-        return " / ".join(self.pairs[unit].sentences)
-
-    def identity(self) -> dict[str, Any]:
-        return {"count": self.count, "seed": self.seed, "rows": list(self.rows)}
-
-    def __call__(self, unit: int) -> list[Value]:
-        return [Value(str(unit), *found) for found in self.unit(unit)]
-
-    def cosines(self, firsts: list[str], seconds: list[str]) -> Tensor:
-        with torch.no_grad():
-            found: Tensor = self.model(**similarity_inputs(firsts, seconds, self.tokenizer))
-        return found[:, 0]
-
     @cached_property
     def tokenizer(self) -> Any:
         return minilm_tokenizer()
 
-    def make(self, first: int) -> list[list[tuple[str, str, float]]]:
-        """All numbers of some pairs: row, column, number."""
-        some = self.pairs[first : first + AT_ONCE]
-        whole = self.cosines(*map(list, zip(*(p.sentences for p in some), strict=True)))
-        found: list[list[tuple[str, str, float]]] = [[] for _ in some]
-        for row, maps, seconds in self.maps(some, first):
-            falls = self.falls(some, maps, whole)
-            for i, (pair, sides) in enumerate(zip(some, maps, strict=True)):
-                on = [share(s, pair.marked(side)) for side, s in enumerate(sides)]
-                found[i] += [
-                    (row, "share on the phrase", sum(on) / 2),
-                    (row, "fall of the cosine", falls[i]),
-                ]
-                if first and seconds == seconds:  # the first ones have the capture in them
-                    found[i].append((row, "seconds", seconds))
-        for row, i, number in self.sanity(some, first):
-            found[i].append((row, "random weights", number))
-        return found
+    def key(self, unit: int) -> str:
+        return " / ".join(self.pairs[unit].sentences)
 
-    def maps(
-        self, some: list[Pair], first: int
-    ) -> Iterator[tuple[str, list[tuple[Tensor, Tensor]], float]]:
-        """Of each row the words' scores of both sides of each pair, and seconds per pair."""
-        for row, call in self.methods.items():
-            start = time.process_time()
-            try:
-                maps = self.explained(self.model, some, call)
-            except RelpropError as error:
-                self.refused[row] = first_line(error)
-                continue
-            yield row, maps, (time.process_time() - start) / len(some)
-        words = [[len(s.split()) for s in p.sentences] for p in some]
-        yield "uniform", [(torch.ones(a), torch.ones(b)) for a, b in words], torch.nan
-        seeds = [2 * (first + i) for i in range(len(some))]
-        drawn = [(noise(s, a), noise(s + 1, b)) for s, (a, b) in zip(seeds, words, strict=True)]
-        yield "random", drawn, torch.nan
-        yield TRUTH, [(p.marked(0).double(), p.marked(1).double()) for p in some], torch.nan
+    def of(self, units: range) -> list[Pair]:
+        return [self.pairs[unit] for unit in units]
 
-    def explained(
-        self, model: Any, some: list[Pair], call: Mapping[str, Any]
-    ) -> list[tuple[Tensor, Tensor]]:
-        first, second = map(list, zip(*(p.sentences for p in some), strict=True))
+    def explained(self, model: Any, units: range, call: Mapping[str, Any]) -> list[Tensor]:
+        first, second = map(list, zip(*(p.sentences for p in self.of(units)), strict=True))
         inputs = similarity_inputs(first, second, self.tokenizer)
         e = relprop.explain(model, inputs, processor=self.tokenizer, progress=False, **call)
-
-        def words(side: str, i: int) -> Tensor:
-            return torch.tensor([score for _, score in e[side].words(i)])
-
-        return [(words(SIDES[0], i), words(SIDES[1], i)) for i in range(len(some))]
-
-    def falls(
-        self, some: list[Pair], maps: list[tuple[Tensor, Tensor]], whole: Tensor
-    ) -> list[float]:
-        """What the cosine loses when the two best words of both sentences are deleted."""
-        left = [
-            [without(s, scores.topk(2).indices) for s, scores in zip(p.sentences, m, strict=True)]
-            for p, m in zip(some, maps, strict=True)
+        return [
+            torch.tensor([[score for side in SIDES for _, score in e[side].words(i)]])
+            for i in range(len(units))
         ]
-        found: list[float] = (whole - self.cosines(*map(list, zip(*left, strict=True)))).tolist()
-        return found
 
-    def sanity(self, some: list[Pair], first: int) -> Iterator[tuple[str, int, float]]:
-        """Rank correlation of each map with that of a model with random weights, of the first
-        pairs."""
-        if first:
-            return
-        from scipy.stats import spearmanr
+    def comparisons(self, units: range) -> Iterator[tuple[str, list[Tensor]]]:
+        marked = [torch.cat([p.marked(0), p.marked(1)])[None].double() for p in self.of(units)]
+        yield "uniform", [torch.ones_like(one) for one in marked]
+        yield "random", [noise(unit, *m.shape) for unit, m in zip(units, marked, strict=True)]
+        yield TRUTH, marked
 
-        for row, call in self.methods.items():
-            if row in self.refused:
-                continue
-            trained = self.explained(self.model, some, call)
-            drawn = self.explained(self.untrained, some, call)
-            for i, both in enumerate(zip(trained, drawn, strict=True)):
-                one, two = (torch.cat(sides) for sides in both)
-                yield row, i, float(spearmanr(one, two).statistic)
+    def measured(self, units: range, row: str, maps: list[Tensor]) -> Iterator[list[Value]]:
+        """The mean of both sentences' shares; what the cosine loses when the two best words of
+        both are deleted."""
+        some = self.of(units)
+        counts = [[len(s.split()) for s in p.sentences] for p in some]
+        sides = [one[0].split(count) for one, count in zip(maps, counts, strict=True)]
+        left = [
+            [without(s, best.topk(2).indices) for s, best in zip(p.sentences, both, strict=True)]
+            for p, both in zip(some, sides, strict=True)
+        ]
+        falls = self.cosines([p.sentences for p in some]) - self.cosines(left)
+        for unit, pair, both, fall in zip(units, some, sides, falls, strict=True):
+            on = sum(share(scores, pair.marked(side)) for side, scores in enumerate(both)) / 2
+            yield [
+                Value(str(unit), row, "share on the phrase", on),
+                Value(str(unit), row, "fall of the cosine", float(fall)),
+            ]
+
+    def cosines(self, both: Sequence[Sequence[str]]) -> Tensor:
+        firsts, seconds = map(list, zip(*both, strict=True))
+        inputs = similarity_inputs(firsts, seconds, self.tokenizer)
+        with torch.no_grad():
+            found: Tensor = self.model(**inputs)
+        return found[:, 0]

@@ -21,13 +21,12 @@ import numpy as np
 import torch
 from scipy.ndimage import median_filter
 from scipy.signal import resample_poly
-from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 import relprop
 from examples.whisper_tiny import ALIGNMENT_HEADS, whisper_tiny, whisper_tokenizer
 from tools.known_answers.espeak import speak
-from tools.known_answers.rows import FLOORS, METHODS, noise, share
+from tools.known_answers.rows import FLOORS, METHODS, noise, share, steadiness
 from tools.known_answers.study import Column, Value
 
 RATE = 16000
@@ -71,12 +70,12 @@ DEAR = dict.fromkeys(
 )
 SAME = {"gradient_x_input, balanced": "the numbers of cp_lrp: balanced gradients are its gradients"}
 ROWS = {name: call for name, call in METHODS.items() if name not in SAME}
-EXTRA, TIMED = 8, 1
+EXTRA, FEW, TIMED = 8, 3, 1
 """Units with "deletion" (of their first three words), "random weights" and "stability" (of their
-first); the one whose first word is timed."""
+first); those with all rows from the spectrogram on; the one whose first word is timed."""
 RARE = ("lrp", "epsilon_lrp", "partial_lrp")
-"""Rows that are explained from the spectrogram on in the first ``EXTRA`` units alone: together
-they cost as much as all others."""
+"""Rows that are explained from the spectrogram on in ``FEW`` units alone: together they cost more
+than all others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,7 +240,7 @@ class Speech:
 
     def __post_init__(self) -> None:
         self.refused: dict[str, str] = SAME | DEAR
-        self.checked: set[nn.Module] = set()
+        self.verified: set[nn.Module] = set()
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -299,7 +298,7 @@ class Speech:
             "count": self.count,
             "seed": self.seed,
             "rows": list(self.rows),
-            "explained": [WORDS, EXTRA, MARGIN, *RARE],
+            "explained": [WORDS, EXTRA, FEW, MARGIN, *RARE],
             "voices": list(VOICES),
             "words": sum(map(len, self.right)),
             "words right": sum(map(sum, self.right)),
@@ -350,7 +349,7 @@ class Speech:
             return
         names = [f"{unit}:{w}" for w in asked.words]
         maps = self.compared(asked, unit) | {"truth": self.truths(asked)}
-        maps |= self.explained(asked, unit < EXTRA)
+        maps |= self.explained(asked, unit < FEW)
         late = self.explained_late(self.decoder, asked)
         for row, ones in late.items():
             if not any(
@@ -370,7 +369,7 @@ class Speech:
                     yield Value(names[i], row, column, number)
         if unit < EXTRA:
             yield from self.falls(asked, unit, names, maps)
-            yield from self.sanity(asked, names[0], {row: ones[0] for row, ones in late.items()})
+            yield from self.checked(asked, names[0], {row: ones[0] for row, ones in late.items()})
 
     def explained(self, asked: Asked, rare: bool) -> dict[str, list[Tensor]]:
         """Maps over time as ``explain`` gives them for the recording: methods over attention score
@@ -405,10 +404,10 @@ class Speech:
         named = [method for method, _ in asked.values()]
         found: dict[str, list[Tensor]] = {}
         for target in targets:
-            checked = model not in self.checked  # the model's own pass, once
-            self.checked.add(model)
+            first = model not in self.verified  # the model's own pass, once
+            self.verified.add(model)
             every = relprop.compare(
-                model, inputs, [*asked.values()], target, progress=False, verify=checked
+                model, inputs, [*asked.values()], target, progress=False, verify=first
             )
             for row, (method, options) in asked.items():
                 several = named.count(method) > 1 and options
@@ -547,16 +546,11 @@ class Speech:
     def probability(self, heard: Tensor, ids: Tensor, position: int, token: int) -> float:
         return float(self.decoder(heard, ids)[0, position].softmax(-1)[token])
 
-    def sanity(self, asked: Asked, name: str, late: Mapping[str, Tensor]) -> Iterator[Value]:
-        """How like a word's map over the encoder's output is to that of a decoder with random
-        weights on the same output (rank correlation), and how unlike to that in float64 (largest
-        difference ÷ largest score)."""
+    def checked(self, asked: Asked, name: str, late: Mapping[str, Tensor]) -> Iterator[Value]:
+        """How steady a word's map over the encoder's output is; the encoder stays as it is."""
         drawn = self.explained_late(self.untrained, asked, 1)
         exact = self.explained_late(self.double, asked, 1)
         for row, one in late.items():
-            other, double = (maps[row][0] if row in maps else one * 0 for maps in (drawn, exact))
-            if one.any() and other.any():
-                yield Value(name, row, "random weights", float(spearmanr(one, other).statistic))
-            if one.any() and double.any():
-                change = float((one - double).abs().max() / double.abs().max())
-                yield Value(name, row, "stability", change)
+            if row in drawn and row in exact and one.any():
+                for column, number in steadiness(one, drawn[row][0], exact[row][0]):
+                    yield Value(name, row, column, number)
