@@ -9,6 +9,7 @@ from relprop.door import guarded
 from relprop.errors import OptionError, nearest
 from relprop.methods.averages import noise, path
 from relprop.methods.table import SHIPPED
+from relprop.methods.tiers import place, said, tier
 from relprop.rules import PRESETS
 from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.input_study import InputStudy
@@ -48,7 +49,7 @@ GROUPS: Mapping[str, Callable[[], list[str]]] = {
 
 
 class Table(tuple[Method, ...]):
-    """Methods; printed, one line each, in a notebook a table."""
+    """Methods by tier; printed, one line each, in a notebook a table."""
 
     def _repr_html_(self) -> str:
         head, *rows = self._cells()
@@ -63,27 +64,30 @@ class Table(tuple[Method, ...]):
         )
 
     def _cells(self) -> list[tuple[str, ...]]:
-        head = ("method", "class", "signed", "cost", "source", "what it says")
+        head = ("method", "tier", "class", "signed", "cost", "source", "what it says")
+        by_tier = sorted(self, key=lambda m: place(m.name))
         return [
             head,
             *(
                 (
                     m.name,
+                    tier(m.name),
                     "yes" if m.class_specific else "no",
                     "yes" if m.signed else "no",
                     m.cost,
                     m.source,
-                    m.plain or m.description,
+                    said(m.name, m.plain or m.description),
                 )
-                for m in self
+                for m in by_tier
             ),
         ]
 
 
 @guarded
 def available() -> Table:
-    """Every method there is: name, whether it is class-specific, whether signed, cost in forward
-    passes for one target, source, what it says in plain words.
+    """Every method there is: name, tier (recommended, for comparison, archive: docs/methods.md),
+    whether it is class-specific, whether signed, cost in forward passes for one target, source,
+    what it says in plain words, and what to take it for.
 
     >>> import relprop
     >>> "rollout" in {method.name for method in relprop.methods.available()}

@@ -14,6 +14,7 @@ import relprop
 from relprop.demo.model import digit_scene_model
 from relprop.errors import OptionError
 from relprop.methods import METHODS, available
+from relprop.methods.tiers import ARCHIVE, RECOMMENDED, place
 from tests.views.conftest import explain_texts
 
 
@@ -73,8 +74,10 @@ def test_a_map_that_is_the_same_everywhere_is_said_to_be(images):
 def test_the_page_of_methods_has_each_in_plain_words():
     """One row per method, of its own; four columns, which a phone has room for."""
     page = (Path(__file__).parents[2] / "docs/methods.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| \[?`(\w+)`.*? \| (.*?)<br>.*? \| (\w+) \| ([\w ]+) \|$", page, re.M)
-    assert [name for name, *_ in rows] == list(METHODS)
+    rows = re.findall(r"^\| \[?`(\w+)`.*? \| (.*?)<br>.*? \| (\w+) \| ([\w ]+) \|", page, re.M)
+    assert [name for name, *_ in rows] == sorted(METHODS, key=place)
+    assert [line.split()[0] for line in str(available()).splitlines()[1:]] == [n for n, *_ in rows]
+    assert set(RECOMMENDED) | set(ARCHIVE) < set(METHODS)
     for name, plain, of_a_class, signed in rows:
         method = METHODS[name]
         assert plain == method.plain and not plain.startswith("the same")
