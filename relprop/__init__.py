@@ -9,13 +9,14 @@ torch.Size([1, 65])
 Names are imported when they are first asked for (PEP 562), so that ``relprop --help`` does not wait
 for PyTorch.
 """
+# ruff: noqa: F401 (what type checkers see)
 
 import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from relprop import (  # noqa: F401
+    from relprop import (
         adapters,
         data,
         demo,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from relprop.api.generation import Generation, explain_generation
     from relprop.api.instrument import instrument
     from relprop.api.maximization import Maximization, activation_maximization
-    from relprop.api.stability import stability
+    from relprop.api.rounding import rounding_stability
     from relprop.compiled import Explainer
     from relprop.errors import RelpropError, RelpropWarning
     from relprop.explanation import Citations, Explanation
@@ -50,12 +51,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Citations",
-    "Comparison",
-    "Explainer",
     "Explanation",
-    "Generation",
-    "Maximization",
     "RelpropError",
     "RelpropWarning",
     "Rule",
@@ -65,7 +61,6 @@ __all__ = [
     "cite",
     "compare",
     "compile",
-    "errors",
     "explain",
     "explain_generation",
     "explain_many",
@@ -73,12 +68,9 @@ __all__ = [
     "load",
     "load_explainer",
     "open_model",
-    "plot",
     "register_rule",
     "report",
-    "rules",
-    "stability",
-    "targets",
+    "rounding_stability",
     "trace",
 ]
 
@@ -94,7 +86,7 @@ _HOMES = {
     "api.instrument": ("instrument",),
     "api.maximization": ("Maximization", "activation_maximization"),
     "opening": ("open_model",),
-    "api.stability": ("stability",),
+    "api.rounding": ("rounding_stability",),
     "compiled": ("Explainer",),
     "errors": ("RelpropError", "RelpropWarning"),
     "explanation": ("Citations", "Explanation"),
@@ -102,8 +94,13 @@ _HOMES = {
     "rules": ("Rule", "RuleSet", "register_rule"),
     "storage": ("load",),
 }
-#: Public modules that ``dir(relprop)`` completes beside ``__all__``.
-_MODULES = ("adapters", "data", "demo", "evaluation", "interop", "methods", "runs", "testing")
+#: Public modules, which ``dir(relprop)`` completes beside ``__all__``.
+_MODULES = (
+    *("adapters", "data", "demo", "errors", "evaluation", "interop", "methods", "plot", "rules"),
+    *("runs", "targets", "testing"),
+)
+#: Classes of what functions return, to annotate with.
+_RESULTS = ("Citations", "Comparison", "Explainer", "Generation", "Maximization")
 #: Modules that have a shorter public name than their own.
 _SHORT_NAMES = {"plot": "views.plot"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -96,7 +96,7 @@ def check(
 
 def _starts(session: Session) -> tuple[fx.Node, ...]:
     """The output the default target reads, or all floating ones if there is no such output."""
-    from relprop.targets import class_output
+    from relprop.targets.outputs import class_output
 
     try:
         return (class_output(session.program).node,)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from relprop.api.stability import rank_correlation
+from relprop.api.rounding import rank_correlation
 from relprop.door import guarded
 from relprop.errors import OptionError, counted, nearest
 from relprop.explanation import Explanation

@@ -28,7 +28,7 @@ from relprop.runner.question import balance_of
 from relprop.runner.relevance import Relevance
 from relprop.runner.run import Part, Run
 from relprop.runner.session import Session
-from relprop.targets import Start
+from relprop.targets.start import Start
 from relprop.tracer.binding import Inputs
 from relprop.tracer.program import is_floating, role
 from relprop.tracer.surroundings import undisturbed

@@ -31,7 +31,7 @@ from relprop.runner.describe import Names, described_by, named
 from relprop.runner.needs import ONE_GRADIENT
 from relprop.runner.numbers import Numbers
 from relprop.runner.run import Part
-from relprop.targets import Start, Target
+from relprop.targets.start import Start, Target
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.surroundings import plain_numbers
 

@@ -21,7 +21,7 @@ from relprop.opening.opening import opened, prepared
 from relprop.runner.needs import Needs
 from relprop.runner.opposites import sided
 from relprop.runner.run import Part, refuse_nonfinite
-from relprop.targets import Context, Target
+from relprop.targets.start import Context, Target
 from relprop.tracer.binding import Inputs
 
 

@@ -27,9 +27,9 @@ from relprop.runner.needs import Needs
 from relprop.runner.question import Question
 from relprop.runner.run import Part
 from relprop.runner.session import Session, open_session
-from relprop.targets import is_callable, possible_starts
 from relprop.targets.inside import reads_inside
 from relprop.targets.outputs import ModelOutput, class_output_or_none
+from relprop.targets.resolve import is_callable, possible_starts
 from relprop.tracer.offloaded import is_offloaded
 
 

@@ -22,7 +22,7 @@ from relprop.errors import (
 )
 from relprop.explanation import Explanation
 from relprop.numerics import is_finite
-from relprop.targets import Target
+from relprop.targets.start import Target
 from relprop.tracer.binding import Inputs
 
 #: The adapters of which everything is remembered that they say of tokens.

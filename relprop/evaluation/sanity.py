@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.api.explain import trace
-from relprop.api.stability import rank_correlation
+from relprop.api.rounding import rank_correlation
 from relprop.door import guarded
 from relprop.errors import InputError, OptionError, UndefinedValueWarning, warn
 from relprop.evaluation.base import bools, finite

@@ -31,7 +31,7 @@ from relprop.runner.rollup import RollUp
 from relprop.runner.run import Described, Run
 from relprop.runner.sweep import Gradients
 from relprop.runner.unrecognised import unrecognised
-from relprop.targets import Start
+from relprop.targets.start import Start
 
 NO_RULES = "none"
 #: Rule sets that divide by no sum of products near 0, where relevance explodes.

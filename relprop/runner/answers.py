@@ -29,7 +29,7 @@ from relprop.runner.relevance import walk_ahead, walk_key
 from relprop.runner.run import Part, Run, run
 from relprop.runner.sweep import Gradients
 from relprop.runner.unmoved import refuse_flat, refuse_unmoved
-from relprop.targets import NoStart, Start
+from relprop.targets.start import NoStart, Start
 from relprop.tracer.forms import PLAIN
 
 #: Of how many targets at the most nothing is kept from one to the next: memory costs time, too.

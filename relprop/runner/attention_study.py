@@ -30,7 +30,7 @@ from relprop.runner.values import (
     wide,
     without_leading_one,
 )
-from relprop.targets import Start
+from relprop.targets.start import Start
 from relprop.tracer.atoms import is_token
 from relprop.tracer.editing import val
 from relprop.tracer.program import Site

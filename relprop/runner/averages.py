@@ -14,7 +14,7 @@ from relprop.runner.points import Average, Point
 from relprop.runner.run import Run, forward_pass, refuse_nonfinite
 from relprop.runner.sweep import Gradients
 from relprop.runner.values import with_leading_one
-from relprop.targets import Start
+from relprop.targets.start import Start
 
 
 def runs_at(

@@ -23,9 +23,8 @@ from relprop.rollup import Stream
 from relprop.runner.needs import Needs
 from relprop.runner.run import Part, Run
 from relprop.runner.session import Session
-from relprop.targets import class_output
 from relprop.targets.answers import Rather
-from relprop.targets.outputs import probability
+from relprop.targets.outputs import class_output, probability
 from relprop.targets.start import has_batch_axis
 
 #: What transformers calls classes that nobody has named.

@@ -22,7 +22,7 @@ from relprop.runner.sites import reached_inputs
 from relprop.runner.study import Study
 from relprop.runner.sweep import Gradients
 from relprop.runner.values import without_leading_one
-from relprop.targets import Start
+from relprop.targets.start import Start
 from relprop.tracer.binding import Inputs
 from relprop.tracer.editing import val
 from relprop.tracer.judge import tolerance

@@ -29,7 +29,7 @@ from relprop.runner.sites import (
     require_sites,
     sites_between,
 )
-from relprop.targets import possible_starts
+from relprop.targets.resolve import possible_starts
 from relprop.tracer.forms import PLAIN, Forms
 from relprop.tracer.program import Site
 from relprop.tracer.queries import Attention

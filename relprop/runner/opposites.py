@@ -21,8 +21,8 @@ from relprop.runner.needing import needs_of
 from relprop.runner.question import Question
 from relprop.runner.run import Part
 from relprop.runner.session import Session
-from relprop.targets import is_callable
 from relprop.targets.answers import Contrast
+from relprop.targets.resolve import is_callable
 
 #: Of the scores of y_t and those of −y_t: the same, turned around, or neither.
 Kind = Literal["even", "signed", "one-sided", ""]

@@ -21,7 +21,7 @@ from relprop.plan import POSITIONS, Plan
 from relprop.runner.backward import read_by
 from relprop.runner.needs import Needs
 from relprop.runner.run import Run
-from relprop.targets import Start, Term
+from relprop.targets.start import Start, Term
 from relprop.tracer.calls import Values
 from relprop.tracer.program import place
 from relprop.tracer.queries import Attention

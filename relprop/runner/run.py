@@ -18,7 +18,8 @@ from relprop.numerics import is_finite
 from relprop.runner.needs import Needs
 from relprop.runner.question import Question
 from relprop.runner.session import Session
-from relprop.targets import Context, Start, Term, resolve
+from relprop.targets.resolve import resolve
+from relprop.targets.start import Context, Start, Term
 from relprop.tracer.binding import Inputs
 from relprop.tracer.calls import Values
 from relprop.tracer.facts import is_batched, is_floating, shape

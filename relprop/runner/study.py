@@ -17,7 +17,7 @@ from relprop.runner.needs import Needs
 from relprop.runner.run import Run
 from relprop.runner.sweep import Gradients, Sweep
 from relprop.runner.values import not_asked, wide, with_leading_one
-from relprop.targets import Start
+from relprop.targets.start import Start
 from relprop.tracer.facts import is_batched
 from relprop.tracer.run import execute
 

@@ -19,7 +19,7 @@ from relprop.interpreter.walk import Walk
 from relprop.runner.needs import Needs
 from relprop.runner.relevance import Relevance, walked
 from relprop.runner.run import Run
-from relprop.targets import Start
+from relprop.targets.start import Start
 from relprop.tracer.calls import Values
 from relprop.tracer.program import is_floating
 from relprop.tracer.segments import Segment

@@ -19,8 +19,8 @@ from relprop.interpreter.forward import pulled
 from relprop.operations import Value
 from relprop.runner.run import MATTERS, Run
 from relprop.runner.session import Session
-from relprop.targets import Start, is_callable
-from relprop.targets.start import all_of
+from relprop.targets.resolve import is_callable
+from relprop.targets.start import Start, all_of
 from relprop.tracer.binding import Inputs
 from relprop.tracer.calls import Values
 from relprop.tracer.facts import is_floating

@@ -6,7 +6,7 @@ from relprop.errors import UnrecognisedWarning, is_strict, warn
 from relprop.operations.looking import is_recorded
 from relprop.runner.needs import Needs
 from relprop.runner.run import Run
-from relprop.targets import Start
+from relprop.targets.start import Start
 from relprop.tracer.facts import describe
 from relprop.tracer.unrecognised import other_attention
 

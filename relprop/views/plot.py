@@ -42,6 +42,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def plot_explanation(explanation: Explanation, image: Any, *, sample: int) -> Figure:
     """One sample: its heat map (over ``image``, as ``heatmap`` takes it; a column per picture of
     several, and per time of a video), its words shaded, or its scores along the recording."""

@@ -119,7 +119,7 @@ def test_batch_size_and_precision(explanation):
 
 
 def test_stability_of_a_trained_model():
-    values = relprop.stability(digit_scene_model(), SCENES.images, rules="stable")
+    values = relprop.rounding_stability(digit_scene_model(), SCENES.images, rules="stable")
     assert values.shape == (3,) and bool((values > 0.999).all())
 
 

@@ -78,7 +78,7 @@ WARNING = {
     "explain_many": lambda model, path, **o: relprop.explain_many(model, X, [0, 1], **o),
     "compare": lambda model, path, **o: relprop.compare(model, X, ["lrp", "rollout"], 0, **o),
     "compile": lambda model, path, **o: relprop.compile(model, X, 0, **o),
-    "stability": lambda model, path, **o: relprop.stability(model, X, 0, **o),
+    "rounding_stability": lambda model, path, **o: relprop.rounding_stability(model, X, 0, **o),
     "check": lambda model, path, **o: relprop.check(Mixing(), sample(), **o),
     "instrument": lambda model, path, **o: watched(model, "*softmax*", **o),
     "explanation": lambda model, path, **o: explained_there(model, **o),

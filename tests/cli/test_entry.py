@@ -205,7 +205,7 @@ def test_what_type_checkers_see_is_what_is_there():
         s for s in ast.parse(Path(relprop.__file__).read_text()).body if isinstance(s, ast.If)
     )
     seen = {alias.name: statement.module for statement in block.body for alias in statement.names}
-    public = {*relprop.__all__, *relprop._MODULES}
+    public = {*relprop.__all__, *relprop._MODULES, *relprop._RESULTS}
     assert set(seen) == public
     rooms = {name: module.rpartition(".")[0] for name, module in relprop._SHORT_NAMES.items()}
     assert {name: f"relprop.{home}" for name, home in (relprop._HOME_OF | rooms).items()} == {

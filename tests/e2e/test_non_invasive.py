@@ -133,7 +133,7 @@ CALLS = {
     "rollout": lambda model, x: relprop.explain(model, x, method="rollout"),
     "trace": relprop.trace,
     "check": relprop.check,
-    "stability": relprop.stability,
+    "rounding_stability": relprop.rounding_stability,
 }
 
 

@@ -54,8 +54,9 @@ def test_bad_calls_are_refused_by_name_and_change_nothing(names, part):
     assert not wrong, "\n".join(wrong)
 
 
+ROOTS = ("RelpropError", "RelpropWarning", "Rule")  # classes to build on
 PUBLIC = [
-    *((relprop, n) for n in relprop.__all__ if n not in ("RelpropError", "RelpropWarning", "Rule")),
+    *((relprop, n) for n in (*relprop.__all__, *relprop._RESULTS) if n not in ROOTS),
     *((room, n) for room in (plot, targets, data, evaluation, runs) for n in room.__all__),
     *((methods, n) for n in ("available", "register", "remove")),
     *((adapters, n) for n in ("register", "remove")),
@@ -63,19 +64,9 @@ PUBLIC = [
 #: Plain values and protocols, which compute nothing; what only names things inside.
 PLAIN = {
     *("Metric", "Interval", "Entry", "Word", "Sample", "Source", "Record", "Work", "Summary"),
-    *("Maximization", "RuleSet", "Context", "Start", "Target", "Term"),
+    *("Maximization", "RuleSet"),
     *("Batch", "ClassCorrelation", "ImageCurve", "Maps", "Measure", "OfLabel", "mean_of"),
     *("Randomisation", "SegmentationCounts", "Statistic", "Unfaithful", "Unstable"),
-    *(
-        "NoStart",
-        "reads_more",
-        "class_output",
-        "has_batch_axis",
-        "is_callable",
-        "places_read",
-        "possible_starts",
-        "resolve",
-    ),
 }
 
 

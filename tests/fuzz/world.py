@@ -27,7 +27,7 @@ from tests.runs.works import Numbers
 from tests.views.conftest import small_bert, small_tokenizer
 
 DOOR = (
-    *("explain", "explain_many", "trace", "compare", "check", "stability", "instrument"),
+    *("explain", "explain_many", "trace", "compare", "check", "rounding_stability", "instrument"),
     *("load_explainer", "explain_generation", "activation_maximization", "open_model"),
     *("load", "report"),
 )

@@ -206,7 +206,7 @@ def _checked(name: str) -> str:
 
 def _stable() -> Tensor:
     made_model, inputs, target = model("class token")
-    return relprop.stability(made_model, inputs, target)
+    return relprop.rounding_stability(made_model, inputs, target)
 
 
 def _refused() -> Iterator[tuple[str, Callable[[], Any]]]:
@@ -240,7 +240,7 @@ def calls() -> dict[str, Callable[[], Any]]:
         "query": functools.partial(explain, "DETR", target=targets.query(2)),
         "hooked": _hooked,
         "generation": _generated,
-        "stability": _stable,
+        "rounding_stability": _stable,
         "warned/scores": _unruled,
         "warned/books": functools.partial(_unruled, method="lrp"),
         "warned/refused": functools.partial(_unruled, method="lrp", on_unknown="error"),

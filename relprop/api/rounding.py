@@ -1,5 +1,5 @@
-"""``stability``: how much of a map is rounding. The skip-add rule divides by sums near zero, so
-float32 can decide what one sees."""
+"""``rounding_stability``: how much of a map is rounding. The skip-add rule divides by sums near
+zero, so float32 can decide what one sees."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from relprop.errors import OptionError
 
 
 @guarded
-def stability(model: nn.Module, inputs: Any, target: Any = None, **options: Any) -> Tensor:
+def rounding_stability(model: nn.Module, inputs: Any, target: Any = None, **options: Any) -> Tensor:
     """Spearman's rank correlation of the content tokens' scores with the same run in float64, per
     sample, (batch,).
 
@@ -25,11 +25,11 @@ def stability(model: nn.Module, inputs: Any, target: Any = None, **options: Any)
 
     >>> import torch, relprop
     >>> from relprop.demo.model import digit_scene_model
-    >>> bool(relprop.stability(digit_scene_model(), torch.rand(1, 1, 32, 32), rules="stable") > 0.99)
+    >>> bool(relprop.rounding_stability(digit_scene_model(), torch.rand(1, 1, 32, 32), rules="stable") > 0.99)
     True
     """  # noqa: E501
     if "precision" in options:
-        fact = "stability compares the model's own precision with float64"
+        fact = "rounding_stability compares the model's own precision with float64"
         raise OptionError(f"{fact}: leave precision= out")
     single = explain(model, inputs, target, **options)
     same = list(single.target) if target is None else target

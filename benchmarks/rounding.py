@@ -1,7 +1,7 @@
 """How much of a map is rounding: rank correlation of float32 with float64, for ``paper`` and
 ``stable``.
 
-python benchmarks/stability.py                 # ViT-Base with seeded random weights, and the
+python benchmarks/rounding.py                 # ViT-Base with seeded random weights, and the
 shipped trained model
 """
 
@@ -19,7 +19,7 @@ from relprop.demo.scenes import make_scenes
 
 def row(name: str, model: torch.nn.Module, x: torch.Tensor) -> None:
     for rules in ("paper", "stable"):
-        values = relprop.stability(model, x, rules=rules, batch_size=8)
+        values = relprop.rounding_stability(model, x, rules=rules, batch_size=8)
         print(
             f"{name:<44}{rules:<10}{values.mean():>10.5f}{values.min():>10.5f}{len(values):>10}",
             flush=True,
