@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,6 +38,15 @@ class Entry:
         if isinstance(self.key, str):
             return "path"
         return "class" if isinstance(self.key, type) else "op"
+
+    @property
+    def named(self) -> str:
+        """What it is for, in a word or two."""
+        if isinstance(self.key, Kind):
+            return self.key.name.lower().replace("_", " ")
+        if self.kind == "path":
+            return repr(self.key)
+        return str(self.key.__qualname__ if self.kind == "class" else self.key)
 
     def matches_op(self, op: Operator) -> bool:
         """Whether this entry is about operator ``op`` (a packet is about all of its overloads)."""
@@ -75,7 +85,7 @@ def make_entry(key: Key, rule: Rule | Callable[..., Shares]) -> Entry:
     return Entry(key, made)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RuleSet:
     """How relevance passes every operation. ``fan_out`` (default: the sum) joins the relevances of
     a value used several times.
@@ -106,6 +116,16 @@ class RuleSet:
             name=f"{base}+{int(count or 0) + 1}",
             entries=(make_entry(key, own), *self.entries),
         )
+
+    def __repr__(self) -> str:
+        """A line per rule: the operations, layers and paths that it is for."""
+        lines = [f"rules {self.name!r}; the first line that fits an operation counts"]
+        for name, entries in itertools.groupby(self.consulted, key=lambda e: e.rule.name):
+            keys = ", ".join(sorted(entry.named for entry in entries))
+            lines += textwrap.wrap(
+                keys, 100, initial_indent=f"  {name:<26} ", subsequent_indent=" " * 29
+            )
+        return "\n".join([*lines, f"  {self.generic.name:<26} anything else"])
 
     @property
     def added(self) -> tuple[Entry, ...]:

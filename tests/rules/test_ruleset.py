@@ -57,6 +57,18 @@ def test_the_first_match_wins():
     assert EMPTY.for_op(aten.add.Tensor) is None
 
 
+def test_a_rule_set_is_printed_on_one_screen():
+    """Of every shipped one a line per rule; of one with rules added, these first."""
+    for shipped in PRESETS.values():
+        lines = repr(shipped).splitlines()
+        assert len(lines) < 40 and max(map(len, lines)) <= 100
+        assert lines[-1].endswith("anything else")
+    own = PAPER.with_rule(torch.ops.aten.cumsum, carry).with_rule(nn.LayerNorm, carry)
+    assert repr(own.with_rule("blocks.*", carry)).splitlines()[1].split(maxsplit=1) == [
+        *("carry", "'blocks.*', LayerNorm, aten.cumsum")
+    ]
+
+
 def test_a_rule_set_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         PAPER.name = "mine"
