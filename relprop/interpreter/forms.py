@@ -102,6 +102,11 @@ def _why_none(plan: Plan) -> str:
             return f"rule {_rule(step).name!r} takes a whole call of {step.op_name}"
         if _form(step) is None:
             return f"rule {_rule(step).name!r} has no gradient form"
+    return rounding(plan)
+
+
+def rounding(plan: Plan) -> str:
+    """That gradients are rounded to less than float32, or ""."""
     values = (val(step.node) for step in plan.steps if plan.program.dtype is None)
     for dtype in (v.dtype for v in values if isinstance(v, Tensor)):
         if dtype != at_least_float32(dtype):

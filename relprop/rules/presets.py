@@ -257,3 +257,8 @@ PRESETS = {
         LRP_GAMMA,
     )
 }
+
+
+def gradient_name(rules: RuleSet) -> str:
+    """What ``gradient=`` calls a rule set."""
+    return "balanced" if rules.name == LIBRA.name else rules.name

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from torch import fx
 
 from relprop.errors import OptionError, TargetError, message
-from relprop.interpreter.forms import forms_of, gradient_forms
+from relprop.interpreter.forms import forms_of, gradient_forms, rounding
 from relprop.layout import placing
 from relprop.plan import Plan
 from relprop.rollup import block_input
 from relprop.rules import RuleSet
+from relprop.rules.presets import gradient_name
 from relprop.runner.backward import Backward, read_by
 from relprop.runner.chunks import sites_in_chunks
 from relprop.runner.heads import Heads
@@ -164,8 +165,9 @@ def forms_for_gradients(
     plan = session.under(rules).plan(starts, frozenset(leaves))
     found = gradient_forms(plan, frozenset(s.contraction for s in whole))
     if isinstance(found, str):
-        fact = f"gradient={rules.name!r}: {found}"
-        raise OptionError(message(fact, then=["gradient='balanced'", "gradient='model'"]))
+        fact = f"gradient={gradient_name(rules)!r}: {found}"
+        other = "gradient='balanced'" if not rounding(plan) else "precision='float32'"
+        raise OptionError(message(fact, then=[other, "gradient='model'"]))
     return found
 
 

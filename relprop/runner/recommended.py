@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from relprop.adapters.processing import kind_of
 from relprop.runner.method import RECOMMENDED
@@ -52,7 +52,8 @@ def chosen(
 def kind_of_call(model: object, inputs: object, targets: Sequence[object]) -> str:
     """``"pictures"``, ``"texts"`` (a class of one), ``"answers"`` (tokens of a language model,
     which may read pictures, too), ``"speech"``, or ``""``."""
-    model = getattr(model, "model", model)  # of a pipeline
+    if not isinstance(model, nn.Module):
+        model = getattr(model, "model", model)  # of a pipeline
     kinds = _kinds(inputs)
     if kinds & {"speech", "pictures"} and len(kinds) == 1:
         return kinds.pop()

@@ -17,6 +17,7 @@ from relprop.adapters import Adapter
 from relprop.errors import OptionError, TargetError, message
 from relprop.interpreter.points import Made, Points, Seed
 from relprop.rules import RuleSet
+from relprop.rules.presets import gradient_name
 from relprop.tracer.binding import Inputs
 from relprop.tracer.facts import shape
 from relprop.tracer.memo import Memo
@@ -76,7 +77,7 @@ class Start:
     def balanced(self, rules: RuleSet) -> Tensor:
         """y_t of a callable by a rule set's gradient forms. Raises ``OptionError``."""
         if self.by_forms is None:
-            fact = f"gradient={rules.name!r}: the target callable cannot be followed"
+            fact = f"gradient={gradient_name(rules)!r}: the target callable cannot be followed"
             raise OptionError(message(fact, then=["gradient='model'"]))
         with torch.enable_grad():
             return self.by_forms(rules)

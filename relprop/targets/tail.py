@@ -22,6 +22,7 @@ from relprop.interpreter.points import Made
 from relprop.plan import make_plan
 from relprop.rollup import rollup_plan_through
 from relprop.rules import RuleSet
+from relprop.rules.presets import gradient_name
 from relprop.targets.linear import linear_start, marks
 from relprop.targets.logits import at_logits, is_sum, takes_logarithms, words
 from relprop.targets.start import (
@@ -79,7 +80,7 @@ def _by_forms(tail: Program, inputs: Inputs, rules: RuleSet) -> Tensor:
     plan = make_plan(tail, None, rules, (scalar,), frozenset(tail.leaves.values()))
     forms = gradient_forms(plan, frozenset())
     if isinstance(forms, str):
-        fact = f"gradient={rules.name!r}, in the target callable: {forms}"
+        fact = f"gradient={gradient_name(rules)!r}, in the target callable: {forms}"
         raise OptionError(message(fact, then=["gradient='model'"]))
     found: Tensor = execute(tail, None, inputs, {scalar}, attached=True, forms=forms)[scalar]
     return found.reshape(inputs.batch)

@@ -18,6 +18,7 @@ from relprop.demo.review_model import review_model, review_tokenizer
 from relprop.demo.scenes import make_scenes
 from relprop.reporting import pooling
 from relprop.runner import ask as runner_ask
+from relprop.runner.recommended import BY_KIND
 from tests.e2e.test_opening import CROPPED, clip, llama
 from tests.e2e.test_opening import tokenizer as words
 
@@ -45,6 +46,14 @@ def test_a_text_is_explained_as_the_library_explains_it(relprop_says):
         and [w["text"] for w in found["words"]] == REVIEW.split()
     )
     assert max(found["words"], key=lambda w: w["score"])["text"] == "wonderful"
+
+
+def test_the_recommended_method_is_taken_by_what_is_given(relprop_says):
+    said = relprop_says(
+        "explain", REVIEW, "--model", "demo:reviews", "--json", "--method", "recommended"
+    )
+    assert said.code == 0, said.err
+    assert json.loads(said.out)["method"] == BY_KIND["texts"][0]
 
 
 def test_memory_reaches_the_library(relprop_says, monkeypatch):

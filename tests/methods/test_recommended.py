@@ -7,6 +7,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+)
 
 import relprop
 from relprop.demo.model import digit_scene_model
@@ -27,6 +35,7 @@ class Generates:
 
 
 FEATURES = torch.rand(1, 80, 30)
+SIZES = {"layers": 1, "attention_heads": 2, "ffn_dim": 32}
 
 
 @pytest.mark.parametrize(
@@ -69,6 +78,44 @@ def test_it_is_the_recommended_method_itself():
     assert asked.method == method and torch.equal(asked.scores, named.scores)
     many = relprop.explain_many(model, IMAGES, [3, 5], method="recommended")
     assert [e.method for e in many] == [method, method]
+
+
+def tiny(config, model):
+    torch.manual_seed(0)
+    return model(config).eval()
+
+
+def test_transformers_own_models_are_told_apart():
+    """Whose inner model, which generates nothing, is their attribute ``model``."""
+    sizes = {"vocab_size": 60, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    llama = LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2)
+    bert = BertConfig(**sizes, num_attention_heads=2)
+    ids = {"input_ids": torch.tensor([[1, 5, 7]])}
+    assert kind_of_call(tiny(llama, LlamaForCausalLM), ids, [None]) == "answers"
+    assert kind_of_call(tiny(bert, BertForSequenceClassification), ids, [None]) == "texts"
+
+
+def test_speech_is_explained_by_balanced_gradients_in_half_precision_too():
+    """Where gradients would be rounded, what is said to do is done."""
+    sides = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in SIZES.items()}
+    whisper = WhisperConfig(
+        vocab_size=60, d_model=16, max_source_positions=20, num_mel_bins=8, pad_token_id=0, **sides
+    )
+    model = tiny(whisper, WhisperForConditionalGeneration)
+    x = {
+        "input_features": torch.rand(2, 8, 40, generator=torch.Generator().manual_seed(1)),
+        "decoder_input_ids": torch.tensor([[1, 5, 7], [1, 9, 4]]),
+    }
+    asked = relprop.explain(model, x, (2, 7), method="recommended")
+    named = relprop.explain(model, x, (2, 7), gradient="balanced")
+    published = relprop.explain(model, x, (2, 7))
+    assert torch.equal(asked["input_features"].scores, named["input_features"].scores)
+    assert not torch.equal(asked["input_features"].scores, published["input_features"].scores)
+    half = x | {"input_features": x["input_features"].bfloat16()}
+    with pytest.raises(OptionError, match=r"gradient='balanced'(.|\n)*precision='float32'"):
+        relprop.explain(model.bfloat16(), half, (2, 7), method="recommended")
+    e = relprop.explain(model, half, (2, 7), method="recommended", precision="float32")
+    assert bool(e["input_features"].scores.isfinite().all())
 
 
 def test_options_go_to_it_and_one_that_it_does_not_know_is_refused():
