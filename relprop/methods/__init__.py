@@ -16,6 +16,7 @@ from relprop.runner.input_study import InputStudy
 from relprop.runner.method import (
     METHODS,
     NEEDS,
+    RECOMMENDED,
     SHARED,
     Level,
     Method,
@@ -160,8 +161,8 @@ def _refuse(method: Method) -> None:
         raise OptionError(f"rules={rules!r} is no rule set", then=nearest(rules, PRESETS))
     if level not in ("attention", "input"):
         raise OptionError(f"level={level!r}: 'attention' or 'input'")
-    if method.name in GROUPS:
-        raise OptionError(f"method {method.name!r} would have the name of a group of methods")
+    if method.name in (*GROUPS, RECOMMENDED):
+        raise OptionError(f"method {method.name!r} would have a name that stands for others")
     if method.name in METHODS:
         raise OptionError(
             f"method {method.name!r} is there already: "
@@ -174,6 +175,10 @@ def _refuse(method: Method) -> None:
                 f"{option}={unknown}: there are {', '.join(sorted(known))}",
                 then=nearest(unknown[0], known),
             )
+    if "gradient" in method.shared and "gradient" not in method.needs:
+        raise OptionError(
+            "shared=['gradient']: no gradient is computed", then=["needs=['gradient']"]
+        )
 
 
 @guarded
