@@ -111,12 +111,15 @@ def page(
     row of shades per button, and of each section's pictures a map per button."""
     shown = [round(float(o), 3) for o in opacity(np.arange(SHADES + 1) / SHADES)]
     data = {"most": SHADES, "shades": _shades(), "opacity": shown, "rows": rows, "maps": maps}
+    tables = [*(t for row in rows for t in row.values()), *(m for some in maps for m in some)]
+    least = min((number for table in tables for line in table for number in line), default=0)
+    against = ", blue against it" if least < 0 else ""
     scores = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{markup(title, 200)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style>'
-        f"<h1>{markup(title, 200)}</h1><p>{markup(how, 200)} Orange speaks for it, blue against "
-        f"it. <small>{markup(about, 200)}</small></p>"
+        f"<h1>{markup(title, 200)}</h1><p>{markup(how, 200)} Orange speaks for it{against}. "
+        f"<small>{markup(about, 200)}</small></p>"
         f'{"".join(sections)}<script type="application/json" id="scores">{scores}</script>'
         f"<script>{SCRIPT}</script></html>"
     )

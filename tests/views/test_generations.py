@@ -97,6 +97,15 @@ def test_a_page_escapes_what_it_shows(generation, tmp_path):
     assert "http" not in page
 
 
+def test_blue_is_announced_where_there_is_some(generation, tmp_path):
+    assert "blue" not in generation.to_html(tmp_path / "g.html").read_text().split("<script")[0]
+    ids, options = torch.tensor([[1, 5, 6]]), {"eos_token_id": None}
+    signed = relprop.explain_generation(
+        llama(), ids, max_new_tokens=2, method="gradient_x_input", generate=options
+    )
+    assert ", blue against it." in signed.to_html(tmp_path / "s.html").read_text()
+
+
 def test_pointing_at_a_token_shades_the_prompt(generation, tmp_path, browser):
     path = generation.to_html(tmp_path / "g.html")
     page = browser.new_page()
