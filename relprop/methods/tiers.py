@@ -9,7 +9,7 @@ RECOMMENDED = {
     "lrp_gamma": "pictures",
     "cat": "texts with a class",
     "attnlrp": "what speaks for and against, at the cost of a gradient",
-    "gae": "maps over attention at less than half the default's cost",
+    "gae": "maps over attention without relevance rules",
     "integrated_gradients": "any differentiable model, with attention or without",
     "leave_one_out": "the sentences that an answer rests on",
 }

@@ -23,7 +23,7 @@ def table(study: Study, numbers: Numbers) -> str:
         return text if column.name == shown[0] else text.split(" [")[0]
 
     columns: list[tuple[str, Column | None]] = [
-        (f"{c.name} {'↑' if c.higher_is_better else '↓'}", c) for c in made.columns
+        (f"{c.name} {arrow(c)}".rstrip(), c) for c in made.columns
     ]
     grid = markdown_grid(made.rows, [*columns, ("s", None)], cell, False)
     first = study.columns[0].name
@@ -39,6 +39,13 @@ def table(study: Study, numbers: Numbers) -> str:
         *(f"`{row}`: {why}." for row, why in made.refused.items()),
     ]
     return "\n".join([f"### {study.title}\n", grid, "", *(f"- {note}" for note in notes)])
+
+
+def arrow(column: Column) -> str:
+    """Which way is better; of a correlation that is best near 0, neither."""
+    if column.name == "random weights":
+        return ""
+    return "↑" if column.higher_is_better else "↓"
 
 
 def _most(numbers: Numbers, column: str) -> tuple[int, int]:

@@ -116,9 +116,9 @@ class Verdict:
 
     @property
     def rows(self) -> list[str]:
-        """Rows with a number on every data set, best rank first."""
+        """Rows with a number for nine units in ten of every data set, best rank first."""
         there = {row for row, _ in self.floors} | {DEFAULT}
-        whole = [r for r in there if all((r, d) in self.cells for d in self.data)]
+        whole = [r for r in there if all(self._measured(r, d) for d in self.data)]
         return sorted(whole, key=lambda r: (self.ranks(r, whole), self.seconds.get(r, 0.0), r))
 
     def ranks(self, row: str, among: list[str]) -> int:
@@ -132,12 +132,12 @@ class Verdict:
     @property
     def better(self) -> list[str]:
         """Rows that are better than the default on every data set."""
-        return [r for r in self.rows if r != DEFAULT and all(self._better(r, d) for d in self.data)]
+        others = [row for row in self.rows if row != DEFAULT]
+        return [r for r in others if all(self.differences[r, d].low > 0 for d in self.data)]
 
-    def _better(self, row: str, d: str) -> bool:
-        """Whether a row with a number for nine units in ten is better on a data set."""
-        here, there = self.cells[row, d].samples, self.cells[DEFAULT, d].samples
-        return here >= ENOUGH * there and self.differences[row, d].low > 0
+    def _measured(self, row: str, d: str) -> bool:
+        there = self.cells[DEFAULT, d].samples
+        return (row, d) in self.cells and self.cells[row, d].samples >= ENOUGH * there
 
     @property
     def recommended(self) -> str:
