@@ -121,7 +121,8 @@ if not TYPE_CHECKING:  # for a type checker, a name that is not above is an erro
 
 
 def _is_module(name: str) -> bool:
-    return not name.startswith("_") and importlib.util.find_spec(f"relprop.{name}") is not None
+    known = name.isidentifier() and not name.startswith("_")
+    return known and importlib.util.find_spec(f"relprop.{name}") is not None
 
 
 def __dir__() -> list[str]:

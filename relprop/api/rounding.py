@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from relprop.api.explain import explain
 from relprop.door import guarded
 from relprop.errors import OptionError
+from relprop.explanation import Explanation
 
 
 @guarded
 def rounding_stability(model: nn.Module, inputs: Any, target: Any = None, **options: Any) -> Tensor:
-    """Spearman's rank correlation of the content tokens' scores with the same run in float64, per
-    sample, (batch,).
+    """Spearman's rank correlation of the content tokens' scores, of all explained inputs, with the
+    same run in float64, per sample, (batch,).
 
     1 means that rounding changes no rank; ``rules="stable"`` is nearer to 1 than ``rules="paper"``
     on most models, not on all (docs/measurements.md). ``options`` are those of ``explain`` except
@@ -25,23 +26,25 @@ def rounding_stability(model: nn.Module, inputs: Any, target: Any = None, **opti
 
     >>> import torch, relprop
     >>> from relprop.demo.model import digit_scene_model
-    >>> bool(relprop.rounding_stability(digit_scene_model(), torch.rand(1, 1, 32, 32), rules="stable") > 0.99)
+    >>> x = torch.rand(1, 1, 32, 32)
+    >>> bool(relprop.rounding_stability(digit_scene_model(), x, rules="stable") > 0.99)
     True
-    """  # noqa: E501
+    """
     if "precision" in options:
         fact = "rounding_stability compares the model's own precision with float64"
         raise OptionError(f"{fact}: leave precision= out")
     single = explain(model, inputs, target, **options)
-    same = list(single.target) if target is None else target
-    double = explain(model, inputs, same, precision="float64", **options)
-    return torch.stack(
-        [
-            rank_correlation(a[content].double(), b[content].double())
-            for a, b, content in zip(
-                single.scores, double.scores, single.content.to(single.scores.device), strict=True
-            )
-        ]
-    )
+    if target is None and all(isinstance(one, int) for one in single.target):
+        target = list(single.target)
+    double = explain(model, inputs, target, precision="float64", **options)
+    scores = [(_content(single, i), _content(double, i)) for i in range(len(single))]
+    return torch.stack([rank_correlation(one, other) for one, other in scores])
+
+
+def _content(explanation: Explanation, sample: int) -> Tensor:
+    """The content tokens' scores of all inputs."""
+    streams = explanation.streams.values()
+    return torch.cat([s.scores[sample][s.content[sample].to(s.scores.device)] for s in streams])
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ GAMMAS = (0.0, 0.05, 0.1, 0.5, 1.0, 2.0, 10.0)
 EPSILONS = (1e-6, 1e-3, 1e-2, 1e-1, 1.0)
 #: Rule sets whose linear layers may take another rule.
 TUNED = ("attnlrp", "cp_lrp", "epsilon", "lrp")
+LINEAR = ("Linear", "Conv1D")  # by name: the second is transformers', of GPT-2
 FOLDS = 2
 DEFAULTS = "defaults"
 
@@ -40,12 +41,12 @@ DEFAULTS = "defaults"
 @guarded
 @dataclass(frozen=True)
 class Tuned:
-    """What ``tune`` found. ``best``: the options that serve the metric best on all samples, as
-    ``relprop.explain(**best)`` takes them (``{}``: the defaults). ``chosen``: the name of what was
-    chosen on each half of the samples. ``gain``: on the halves that did not choose, the number of
-    what was chosen less that of the defaults, with its 95 % bootstrap interval over samples (of the
-    two choices that were made); an interval that holds 0 is no gain. ``trials``: (name, number on
-    all samples), best first."""
+    """What ``tune`` found. ``best``: the method with the options that serve the metric best on all
+    samples, as ``relprop.explain(model, inputs, **best)`` takes them. ``chosen``: the name of what
+    was chosen on each half of the samples. ``gain``: on the halves that did not choose, by how much
+    what was chosen is better than the defaults, with its 95 % bootstrap interval over samples (of
+    the two choices that were made); an interval that holds 0 is no gain. ``trials``: (name, number
+    on all samples), best first."""
 
     method: str
     column: str
@@ -102,10 +103,15 @@ def tune(
     >>> len(found.trials), found.chosen[0] in dict(found.trials)
     (3, True)
     """
+    for name, given in (("evaluations", evaluations), ("samples", samples), ("seed", seed)):
+        if not (isinstance(given, int) or (name == "samples" and given is None)):
+            raise OptionError(f"{name}={given!r}: a whole number")
     count = len(data) if samples is None else min(samples, len(data))
     if evaluations < 2 or count < 2 * FOLDS:
         fact = f"evaluations={evaluations}, {count} samples: at least 2 and {2 * FOLDS}"
         raise OptionError(fact)
+    if not isinstance(metric, str) and not hasattr(metric, "statistics"):
+        raise OptionError(f"metric={metric!r}: a column's name, or a measure")
     measure, statistic = _named(metric)
     task: Task = (
         ImageTask(model, data, (measure,))
@@ -163,14 +169,14 @@ def _judged(
         values = column.statistic.values
         return len(table) if values is None else int((~values(table).isnan()).sum())
 
-    def value(name: str, table: Tensor) -> float:
+    def value(name: str, fold: slice) -> float:
         """NaN, or fewer samples than the defaults have, is the worst."""
-        number = sign * column.statistic.of(table)
-        whole = defined(tables[name]) >= ENOUGH * defined(plain)
+        number = sign * column.statistic.of(tables[name][fold])
+        whole = defined(tables[name][fold]) >= ENOUGH * defined(plain[fold])
         return number if whole and number == number else -math.inf
 
     def best(fold: slice) -> str:
-        return max(tables, key=lambda name: value(name, tables[name][fold]))
+        return max(tables, key=lambda name: value(name, fold))
 
     folds = [slice(k, None, FOLDS) for k in range(FOLDS)]
     chosen = [best(fold) for fold in folds]
@@ -183,10 +189,10 @@ def _judged(
     if sign < 0:
         gain = Interval(-gain.mean, -gain.high, -gain.low, gain.samples)
     whole = slice(None)
-    trials = sorted(tables, key=lambda name: -value(name, tables[name]))
-    options = tried[best(whole)]
+    trials = sorted(tables, key=lambda name: -value(name, whole))
+    options = {"method": method, **tried[best(whole)]}
     said = tuple((name, column.statistic.of(tables[name])) for name in trials)
-    return Tuned(method, column.name, dict(options), tuple(chosen), gain, said)
+    return Tuned(method, column.name, options, tuple(chosen), gain, said)
 
 
 def _settings(method: str, model: nn.Module) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -222,13 +228,13 @@ def _settings(method: str, model: nn.Module) -> Iterator[tuple[str, Mapping[str,
 def _halves(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """Paths of linear layers: all; and, by the number of the block that is in their path, those of
     the first and of the last half."""
-    linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+    linear = [name for name, m in model.named_modules() if type(m).__name__ in LINEAR]
     numbered = _numbers(linear)
     middle = _blocks(model) / 2
     first = tuple(name for name, n in numbered.items() if n < middle)
     last = tuple(name for name, n in numbered.items() if n >= middle)
     parts = {"in the first blocks": first, "in the last blocks": last}
-    return {"everywhere": tuple(linear)} | {k: v for k, v in parts.items() if v}
+    return {k: v for k, v in ({"everywhere": tuple(linear)} | parts).items() if v}
 
 
 def _numbers(names: Sequence[str]) -> dict[str, int]:

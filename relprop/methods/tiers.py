@@ -18,7 +18,7 @@ ARCHIVE = {
     "attention_flow": "takes minutes for a text",
     "epsilon_lrp": "not better than random on atoms, photographs and sentences",
     "smoothgrad": "not better than input_gradient on lookups, at many times its cost",
-    "gradient_shap": "not better than input_gradient on lookups, at many times its cost",
+    "gradient_shap": "not better than integrated_gradients on lookups, at as many passes",
 }
 TIERS = ("recommended", "for comparison", "archive")
 

@@ -118,9 +118,14 @@ class RuleSet:
         )
 
     def __repr__(self) -> str:
-        """A line per rule: the operations, layers and paths that it is for."""
-        lines = [f"rules {self.name!r}; the first line that fits an operation counts"]
-        for name, entries in itertools.groupby(self.consulted, key=lambda e: e.rule.name):
+        """A line per rule: the layers, by class or path, and the operations that it is for."""
+        lines = [f"rules {self.name!r}: the first line that fits a layer or an operation counts"]
+        if self.fan_out is not None:
+            lines.append("  what is used several times has a rule of its own (fan_out)")
+        of_layers = [e for e in self.consulted if e.kind != "op"]
+        of_operations = [e for e in self.consulted if e.kind == "op"]
+        ordered = [*of_layers, *of_operations]
+        for name, entries in itertools.groupby(ordered, key=lambda e: e.rule.name):
             keys = ", ".join(sorted(entry.named for entry in entries))
             lines += textwrap.wrap(
                 keys, 100, initial_indent=f"  {name:<26} ", subsequent_indent=" " * 29

@@ -31,6 +31,7 @@ from relprop.runner.conditions import Conditions, Memory
 from relprop.runner.heads import cuts_of
 from relprop.runner.judging import Judge, judged
 from relprop.runner.memory import fitted
+from relprop.runner.method import RECOMMENDED
 from relprop.runner.needing import needs_of
 from relprop.runner.needs import Needs
 from relprop.runner.opposites import Kind, sided, told_signs
@@ -67,11 +68,12 @@ def ask(
     """
     if not isinstance(targets, (list, tuple)) or not targets:
         raise OptionError("targets is a non-empty list, one entry per explanation")
-    questions = [chosen(question, model, inputs, targets) for question in questions]
     inputs, questions = told_beside(inputs, questions)
     for question in questions:
-        question.settings  # noqa: B018  -- refuses what it does not know before anything is opened
+        if question.method != RECOMMENDED:
+            question.settings  # noqa: B018  -- refuses what it does not know, before all else
     model, prepared = opened(model, inputs, how.processor, trust_remote_code=how.trust_remote_code)
+    questions = chosen(questions, model, prepared.inputs, targets)
     if not how.keep_pictures:
         prepared = prepared.without_pictures()
     with undisturbed(model), torch.no_grad(), showing(how.progress):

@@ -13,7 +13,14 @@ from relprop.adapters.given import ready
 from relprop.errors import OptionError, message, nearest
 from relprop.rules import PRESETS, RuleSet
 from relprop.rules.ruleset import named
-from relprop.runner.method import METHODS, OF_PROCESSORS, Method, Options, method_named
+from relprop.runner.method import (
+    METHODS,
+    OF_PROCESSORS,
+    RECOMMENDED,
+    Method,
+    Options,
+    method_named,
+)
 from relprop.runner.points import Average
 
 KEEP = frozenset({"blocks", "matrix", "input", "layers"})
@@ -53,6 +60,11 @@ class Question:
                 then=["leave rules= out", f"or choose a method that follows rules: {following}"],
             )
         return found
+
+    @property
+    def own_names(self) -> Iterable[str]:
+        """The names of the method's options; of one that is not chosen yet, none."""
+        return () if self.method == RECOMMENDED else self.by.options()
 
     @cached_property
     def settings(self) -> Options:
@@ -145,7 +157,7 @@ def told_beside(
     """What a processor is told (``truncation=True``) stands beside its inputs, and is no option of
     a method. Raises ``OptionError`` where there is nothing left to be told."""
     apart = [
-        {n for n in q.options if n in OF_PROCESSORS and n not in q.by.options()} for q in questions
+        {n for n in q.options if n in OF_PROCESSORS and n not in q.own_names} for q in questions
     ]
     told = {n: q.options[n] for q, own in zip(questions, apart, strict=True) for n in own}
     if not told:

@@ -1,23 +1,27 @@
 """``method="recommended"``: what docs/which-method.md recommends for the kind of question.
 
-The kind is read off what is given, before any model is opened: pictures alone, texts whose class
-is asked for, ids of a model that generates, features of sound. What is none of them takes the
-default method.
+The kind is read off the model's inputs, the model and the target: pictures alone, features of
+sound, texts whose class is asked for, texts of a model that generates. What is none of them takes
+the default method.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from relprop.adapters.processing import kind_of
+from relprop.errors import OptionError
+from relprop.opening import base_model
 from relprop.runner.method import RECOMMENDED
 from relprop.runner.question import Question
 from relprop.targets.answers import Contrast
+from relprop.targets.index import Output
+from relprop.targets.resolve import is_callable, listed_targets
+from relprop.targets.start import Target
 
 DEFAULT = "transformer_attribution"
 #: By kind of question the method and its options; the tables of docs/which-method.md decide.
@@ -28,62 +32,91 @@ BY_KIND: dict[str, tuple[str, dict[str, Any]]] = {
     "speech": (DEFAULT, {"gradient": "balanced"}),
     "": (DEFAULT, {}),
 }
-
-
-#: Of what processors and tokenizers call things, and of what ``explain`` takes by name.
+#: What inputs are by their names, or by how these end (``decoder_input_ids``).
 NAMED = {
-    **dict.fromkeys(("pixel_values", "images"), "pictures"),
-    **dict.fromkeys(("input_ids", "decoder_input_ids", "text"), "text"),
-    **dict.fromkeys(("input_features", "audio"), "speech"),
+    **dict.fromkeys(("pixel_values", "image", "images"), "pictures"),
+    **dict.fromkeys(("input_ids", "text"), "text"),
+    **dict.fromkeys(("input_features", "input_values", "audio"), "speech"),
 }
-KINDS = {"a picture": "pictures", "text": "text", "sound": "speech"}
+CHANNELS = (1, 3, 4)
 
 
 def chosen(
-    question: Question, model: object, inputs: object, targets: Sequence[object]
-) -> Question:
-    """The question itself, or by the method that is recommended for what is asked."""
+    questions: Sequence[Question], model: nn.Module, inputs: object, targets: Sequence[object]
+) -> list[Question]:
+    """The questions, with a method for those that ask for the recommended one. Raises
+    ``OptionError`` where it is not the same for all targets, or does not know an option."""
+    if all(question.method != RECOMMENDED for question in questions):
+        return list(questions)
+    kinds = {kind_of_call(model, inputs, target) for target in targets}
+    methods = {BY_KIND[kind][0] for kind in kinds}
+    if len(methods) > 1:
+        fact = f"the targets are of different kinds, for which {' and '.join(sorted(methods))}"
+        raise OptionError(
+            f"method={RECOMMENDED!r}: {fact} are recommended", then=["ask for each kind by itself"]
+        )
+    return [_by(question, *BY_KIND[kinds.pop()]) for question in questions]
+
+
+def _by(question: Question, method: str, options: Mapping[str, Any]) -> Question:
     if question.method != RECOMMENDED:
         return question
-    method, options = BY_KIND[kind_of_call(model, inputs, targets)]
-    return replace(question, method=method, options=options | dict(question.options))
+    own = {} if question.options.get("use_gradient") is False else dict(options)
+    made = replace(question, method=method, options=own | dict(question.options))
+    try:
+        made.settings  # noqa: B018  -- refuses what it does not know
+    except OptionError as error:
+        raise OptionError(f"method={RECOMMENDED!r} is {method!r} here; {error}") from None
+    return made
 
 
-def kind_of_call(model: object, inputs: object, targets: Sequence[object]) -> str:
-    """``"pictures"``, ``"texts"`` (a class of one), ``"answers"`` (tokens of a language model,
-    which may read pictures, too), ``"speech"``, or ``""``."""
-    if not isinstance(model, nn.Module):
-        model = getattr(model, "model", model)  # of a pipeline
-    kinds = _kinds(inputs)
-    if kinds & {"speech", "pictures"} and len(kinds) == 1:
+def kind_of_call(model: nn.Module, inputs: object, target: object) -> str:
+    """``"pictures"``, ``"speech"``, ``"texts"`` (a class of one), ``"answers"`` (tokens of a model
+    that generates, which may read pictures, too), or ``""``."""
+    base = base_model(model)
+    kinds = set(_by_name(base, inputs)) or set(_by_form(inputs))
+    if len(kinds) == 1 and kinds & {"speech", "pictures"}:
         return kinds.pop()
-    generates = getattr(model, "can_generate", None)
+    generates = getattr(base, "can_generate", None)
     if "text" in kinds and callable(generates) and generates():
         return "speech" if "speech" in kinds else "answers"
-    return "texts" if kinds == {"text"} and all(map(_is_class, targets)) else ""
+    return "texts" if kinds == {"text"} and _is_class(target) else ""
 
 
-def _kinds(inputs: object) -> set[str]:
-    """What kinds of things are given: by name where they have names, else by what they are."""
-    inputs = getattr(inputs, "inputs", inputs)  # that were opened before
-    if isinstance(inputs, Mapping):
-        return {kind for name in inputs if (kind := NAMED.get(name, ""))}
-    given = inputs if isinstance(inputs, (list, tuple)) else [inputs]
-    tensors = [thing for thing in given if isinstance(thing, Tensor)]
-    if not tensors:
-        return {KINDS[kind]} if (kind := kind_of(inputs)) else set()
-    first = tensors[0]
-    if first.is_floating_point():
-        return {"pictures"} if first.dim() == 4 and first.shape[1] in (1, 3) else set()
-    return {"text"} if first.dim() == 2 and first.dtype == torch.long else set()
+def _by_name(model: nn.Module, inputs: object) -> Iterator[str]:
+    """What kinds of things are given, by the names that the model or the caller has for them."""
+    if isinstance(inputs, Mapping) or hasattr(inputs, "keys"):
+        given = [(name, inputs[name]) for name in list(inputs.keys())]  # type: ignore[index]
+    else:
+        args = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
+        given = list(zip(inspect.signature(model.forward).parameters, args, strict=False))
+    for name, value in given:
+        if isinstance(value, Tensor):
+            ends = (kind for end, kind in NAMED.items() if f"_{name}".endswith(f"_{end}"))
+            yield from ends
+
+
+def _by_form(inputs: object) -> Iterator[str]:
+    """What kinds of things are given, by their shapes and types."""
+    given: Any = inputs.values() if isinstance(inputs, Mapping) else inputs
+    for value in given if not isinstance(given, Tensor) else (given,):
+        if not isinstance(value, Tensor):
+            continue
+        if value.is_floating_point():
+            if value.dim() == 4 and {value.shape[1], value.shape[-1]} & set(CHANNELS):
+                yield "pictures"
+        elif value.dim() == 2:
+            yield "text"
 
 
 def _is_class(target: object) -> bool:
     """Whether a target is a class, classes of samples, or one class rather than another."""
-    if isinstance(target, list):
-        return all(_is_class(one) for one in target)
-    if isinstance(target, Contrast):
+    if target is None:
         return True
-    if isinstance(target, Tensor):
-        return not target.is_floating_point()
-    return target is None or isinstance(target, (int, str))
+    return not is_callable(target) and all(map(_of_a_class, listed_targets(target, None)))
+
+
+def _of_a_class(target: Target) -> bool:
+    if isinstance(target, Contrast):
+        return _of_a_class(target.speaks_for) and _of_a_class(target.against)
+    return isinstance(target, Output) and (target.index is None or len(target.index) == 1)

@@ -12,7 +12,9 @@ from relprop.demo.model import digit_scene_model
 from relprop.demo.scenes import make_scenes
 from relprop.demo.show import run_demo
 from relprop.runs import run
+from relprop.targets import similarity
 from tests.runs.works import Numbers
+from tests.targets.models import clip, pictures, words
 
 SCENES = make_scenes(3, seed=11)
 
@@ -121,6 +123,14 @@ def test_batch_size_and_precision(explanation):
 def test_stability_of_a_trained_model():
     values = relprop.rounding_stability(digit_scene_model(), SCENES.images, rules="stable")
     assert values.shape == (3,) and bool((values > 0.999).all())
+
+
+def test_stability_of_a_pair_and_of_a_target_that_is_no_class():
+    """All inputs' scores are compared; what ``None`` means is found anew in float64."""
+    pair = {"input_ids": words(), "pixel_values": pictures()}
+    values = relprop.rounding_stability(clip(), pair, similarity(), rules="stable")
+    alone = relprop.rounding_stability(clip(), {k: v[:1] for k, v in pair.items()}, rules="stable")
+    assert len(values) == len(words()) and bool((torch.cat([values, alone]) > 0.9).all())
 
 
 def nowhere(tmp_path):

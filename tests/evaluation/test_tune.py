@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
+import relprop
 from relprop.demo.model import digit_scene_model
 from relprop.demo.scene_source import DigitScenes
 from relprop.errors import OptionError
@@ -31,7 +33,8 @@ def test_what_is_best_is_what_a_table_says_of_the_same_settings():
         assert number == pytest.approx(table[name, MIOU].interval.mean, abs=1e-9)
     values = [number for _, number in found.trials]
     assert values == sorted(values, reverse=True)
-    assert settings[found.trials[0][0]] == found.best
+    assert {"method": "lrp_gamma"} | settings[found.trials[0][0]] == found.best
+    assert relprop.explain(MODEL, torch.rand(1, 1, 32, 32), **found.best).method == "lrp_gamma"
 
 
 def test_where_lower_is_better_the_lowest_is_chosen_and_a_gain_is_positive():
@@ -69,6 +72,9 @@ def test_blocks_are_halved_by_their_numbers():
     assert parts["everywhere"] == ("stem", "blocks.0.0", "blocks.1.0", "blocks.2.0")
     assert parts["in the first blocks"] == ("blocks.0.0", "blocks.1.0")
     assert parts["in the last blocks"] == ("blocks.2.0",)
+    assert _halves(torch.nn.ReLU()) == {}
+    llm = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=8, n_head=2, vocab_size=20, n_positions=8))
+    assert "transformer.h.1.mlp.c_fc" in _halves(llm)["in the last blocks"]
 
 
 @pytest.mark.parametrize(
@@ -80,6 +86,10 @@ def test_blocks_are_halved_by_their_numbers():
         ({"metric": "segmentation: IoU"}, "has no 'IoU'"),
         ({"metric": "AOPC"}, "cannot be made of"),
         ({"method": "rollouts"}, "rollouts"),
+        ({"evaluations": 2.5}, "evaluations=2.5: a whole number"),
+        ({"samples": "4"}, "samples='4': a whole number"),
+        ({"seed": [1]}, "seed=.1.: a whole number"),
+        ({"metric": None}, "metric=None: a column's name, or a measure"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(given, said):

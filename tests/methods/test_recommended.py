@@ -1,12 +1,11 @@
 """``method="recommended"``: which kind of question is seen in what is given."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from torch import nn
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -19,56 +18,76 @@ from transformers import (
 import relprop
 from relprop.demo.model import digit_scene_model
 from relprop.errors import OptionError
+from relprop.opening import usable_model
 from relprop.runner.method import METHODS
 from relprop.runner.question import Question
 from relprop.runner.recommended import BY_KIND, chosen, kind_of_call
-from relprop.targets import contrast, similarity, token
+from relprop.targets import contrast, output, similarity, token
 from tools.known_answers.recommend import KINDS
 
 IMAGES = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
 IDS = torch.ones(2, 5, dtype=torch.long)
 
 
-class Generates:
+class Takes(nn.Module):
+    """Whose arguments have no name that is known."""
+
+    def forward(self, *given, **named):
+        raise NotImplementedError
+
+
+class Reads(nn.Module):
+    def forward(self, input_ids, pixel_values=None, input_features=None):
+        raise NotImplementedError
+
+
+class Generates(Reads):
     def can_generate(self):
         return True
 
 
 FEATURES = torch.rand(1, 80, 30)
 SIZES = {"layers": 1, "attention_heads": 2, "ffn_dim": 32}
+LAST = IMAGES.movedim(1, -1)
 
 
 @pytest.mark.parametrize(
     ("model", "inputs", "target", "kind"),
     [
-        (None, IMAGES, 3, "pictures"),
-        (None, {"pixel_values": IMAGES}, lambda out: out[0, 1], "pictures"),
-        (None, {"pixel_values": IMAGES, "bool_masked_pos": IDS.bool()}, 1, "pictures"),
-        (None, [Image.new("RGB", (4, 4))], None, "pictures"),
-        (None, ["a text", "another"], "POSITIVE", "texts"),
-        (None, "a text", None, "texts"),
-        (None, {"input_ids": IDS, "attention_mask": IDS}, torch.tensor([1, 0]), "texts"),
-        (None, {"input_ids": IDS}, contrast(3, 8), "texts"),
-        (None, (IDS, IDS), [1, 0], "texts"),
-        (None, {"input_ids": IDS}, (2, 7), ""),
-        (None, "a text", token(7), ""),
+        (Takes(), IMAGES, 3, "pictures"),
+        (Takes(), LAST, 3, "pictures"),
+        (Takes(), {"pixel_values": IMAGES}, lambda out: out[0, 1], "pictures"),
+        (Takes(), {"pixel_values": IMAGES, "bool_masked_pos": IDS.bool()}, 1, "pictures"),
+        (Takes(), {"input_ids": IDS, "attention_mask": IDS}, torch.tensor([1, 0]), "texts"),
+        (Takes(), {"input_ids": IDS}, contrast(3, 8), "texts"),
+        (Takes(), {"first_input_ids": IDS, "second_input_ids": IDS}, None, "texts"),
+        (Takes(), (IDS, IDS), [1, 0], "texts"),
+        (Takes(), IDS.int(), np.int64(1), "texts"),
+        (Takes(), IDS, np.array([0, 1]), "texts"),
+        (Takes(), IDS, (1,), "texts"),
+        (Takes(), IDS, output("logits")[1], "texts"),
+        (Takes(), IDS, output("logits")[1, 2], ""),
+        (Takes(), {"input_ids": IDS}, (2, 7), ""),
+        (Takes(), {"input_ids": IDS}, token(7), ""),
         (Generates(), {"input_ids": IDS}, None, "answers"),
         (Generates(), {"input_ids": IDS}, (2, 7), "answers"),
-        (SimpleNamespace(model=Generates()), "a text", None, "answers"),
+        (nn.DataParallel(Generates()), IDS, None, "answers"),
+        (torch.compile(Generates()), IDS, None, "answers"),
         (Generates(), {"pixel_values": IMAGES, "input_ids": IDS}, 1, "answers"),
-        (None, {"pixel_values": IMAGES, "input_ids": IDS}, similarity(), ""),
+        (Reads(), {"pixel_values": IMAGES, "input_ids": IDS}, similarity(), ""),
+        (Reads(), (IDS, IMAGES), similarity(), ""),
         (Generates(), {"input_features": FEATURES, "decoder_input_ids": IDS}, (1, 2), "speech"),
-        (None, {"input_features": FEATURES}, 1, "speech"),
-        (None, np.zeros(1600, np.float32), None, "speech"),
-        (None, {"input_values": torch.rand(2, 70), "attention_mask": IDS}, 1, ""),
-        (None, {"inputs_embeds": torch.rand(2, 5, 8)}, 1, ""),
-        (None, torch.rand(2, 7), 1, ""),
-        (None, torch.rand(3, 8, 8), 1, ""),
-        (None, torch.rand(2, 3, 4, 8, 8), 1, ""),
+        (Generates(), (IDS, None, FEATURES), (1, 2), "speech"),
+        (Takes(), {"input_features": FEATURES}, 1, "speech"),
+        (Takes(), {"input_values": torch.rand(2, 70), "attention_mask": IDS}, 1, "speech"),
+        (Takes(), {"inputs_embeds": torch.rand(2, 5, 8)}, 1, ""),
+        (Takes(), torch.rand(2, 7), 1, ""),
+        (Takes(), torch.rand(3, 8, 8), 1, ""),
+        (Takes(), torch.rand(2, 3, 4, 8, 8), 1, ""),
     ],
 )
 def test_the_kind_is_that_of_what_is_given(model, inputs, target, kind):
-    assert kind_of_call(model, inputs, [target]) == kind
+    assert kind_of_call(usable_model(model), inputs, target) == kind
 
 
 def test_it_is_the_recommended_method_itself():
@@ -91,8 +110,8 @@ def test_transformers_own_models_are_told_apart():
     llama = LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2)
     bert = BertConfig(**sizes, num_attention_heads=2)
     ids = {"input_ids": torch.tensor([[1, 5, 7]])}
-    assert kind_of_call(tiny(llama, LlamaForCausalLM), ids, [None]) == "answers"
-    assert kind_of_call(tiny(bert, BertForSequenceClassification), ids, [None]) == "texts"
+    assert kind_of_call(tiny(llama, LlamaForCausalLM), ids, None) == "answers"
+    assert kind_of_call(tiny(bert, BertForSequenceClassification), ids, None) == "texts"
 
 
 def test_speech_is_explained_by_balanced_gradients_in_half_precision_too():
@@ -119,10 +138,19 @@ def test_speech_is_explained_by_balanced_gradients_in_half_precision_too():
 
 
 def test_options_go_to_it_and_one_that_it_does_not_know_is_refused():
-    own = chosen(Question("recommended", {"layers": [-1]}), None, torch.rand(2, 7), [1])
+    asked = Question("recommended", {"layers": [-1]})
+    (own,) = chosen([asked], Takes(), torch.rand(2, 7), [1])
     assert own.options == {"layers": [-1]} and own.method in METHODS
-    with pytest.raises(OptionError, match="no_such"):
+    with pytest.raises(OptionError, match=r"'recommended' is 'lrp_gamma' here(.|\n)*no_such"):
         relprop.explain(digit_scene_model(), IMAGES, 3, method="recommended", no_such=1)
+    asked = Question("recommended", {"use_gradient": False})
+    (own,) = chosen([asked], Generates(), {"input_features": FEATURES, "input_ids": IDS}, [1])
+    assert own.options == {"use_gradient": False} and not own.settings["use_gradient"]
+
+
+def test_targets_of_different_kinds_are_asked_for_by_themselves():
+    with pytest.raises(OptionError, match="cat and transformer_attribution are recommended"):
+        chosen([Question("recommended")], Takes(), IDS, [1, token(7)])
 
 
 def test_elsewhere_a_method_must_be_named():

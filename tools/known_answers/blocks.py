@@ -84,6 +84,8 @@ class InBlocks:
     def maps(self, units: range) -> Iterator[tuple[str, list[Tensor], float]]:
         """Of each row the maps of each unit, and CPU seconds of a sample; NaN of the first units,
         which have the capture in them."""
+        if units.start:  # what is captured for a new width is in no method's seconds
+            self.explained(self.model, units, next(iter(self.methods.values())))
         for row, call in self.methods.items():
             start = time.process_time()
             try:

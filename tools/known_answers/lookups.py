@@ -149,21 +149,26 @@ class Lookups(InBlocks):
         return said.gather(-1, inputs["input_ids"][:, -2:, None])[..., 0].mean(1)
 
     def spans(self, units: range) -> list[tuple[Case, list[tuple[int, int]]]]:
-        """Of each unit its case, and the characters of each token of its map."""
+        """Of each unit its case, and the characters of each of its tokens."""
         cases = [self.cases[unit] for unit in units]
-        encoded = self.tokenizer([c.text for c in cases], padding=True).encodings
+        encoded = self.tokenizer([c.text for c in cases]).encodings
         return [(case, one.offsets) for case, one in zip(cases, encoded, strict=True)]
 
     def explained(self, model: Any, units: range, call: Mapping[str, Any]) -> list[Tensor]:
-        """(1, tokens) of each."""
+        """(1, tokens) of each, without padding, which is on the left."""
         texts = [self.cases[unit].text for unit in units]
         options = dict(call)
+        known = self.spans(units)
         if options.pop("whole", False):
-            options["groups"] = [case.owned(spans) for case, spans in self.spans(units)]
+            most = max(len(spans) for _, spans in known)
+            options["groups"] = [
+                [[most - len(spans) + token for token in some] for some in case.owned(spans)]
+                for case, spans in known
+            ]
         e = relprop.explain(
             model, texts, span(-2, -1), processor=self.tokenizer, progress=False, **options
         )
-        return list(e.scores[:, None])
+        return [row[None, -len(at) :] for row, (_, at) in zip(e.scores, known, strict=True)]
 
     def comparisons(self, units: range) -> Iterator[tuple[str, list[Tensor]]]:
         for row, place in PLACES.items():
