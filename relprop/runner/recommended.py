@@ -21,6 +21,7 @@ from relprop.runner.question import Question
 from relprop.targets.answers import Contrast
 from relprop.targets.index import Output
 from relprop.targets.resolve import is_callable, listed_targets
+from relprop.targets.spans import Span
 from relprop.targets.start import Target
 
 DEFAULT = "transformer_attribution"
@@ -110,7 +111,8 @@ def _by_form(inputs: object) -> Iterator[str]:
 
 
 def _is_class(target: object) -> bool:
-    """Whether a target is a class, classes of samples, or one class rather than another."""
+    """Whether a target is a class, classes of samples, one class rather than another, or a span:
+    ``None`` may be any of these."""
     if target is None:
         return True
     return not is_callable(target) and all(map(_of_a_class, listed_targets(target, None)))
@@ -119,4 +121,6 @@ def _is_class(target: object) -> bool:
 def _of_a_class(target: Target) -> bool:
     if isinstance(target, Contrast):
         return _of_a_class(target.speaks_for) and _of_a_class(target.against)
-    return isinstance(target, Output) and (target.index is None or len(target.index) == 1)
+    if isinstance(target, Output):
+        return target.index is None or len(target.index) == 1
+    return isinstance(target, Span)

@@ -22,7 +22,7 @@ from relprop.opening import usable_model
 from relprop.runner.method import METHODS
 from relprop.runner.question import Question
 from relprop.runner.recommended import BY_KIND, chosen, kind_of_call
-from relprop.targets import contrast, output, similarity, token
+from relprop.targets import contrast, output, similarity, span, token
 from tools.known_answers.recommend import KINDS
 
 IMAGES = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -67,6 +67,7 @@ LAST = IMAGES.movedim(1, -1)
         (Takes(), IDS, (1,), "texts"),
         (Takes(), IDS, output("logits")[1], "texts"),
         (Takes(), IDS, output("logits")[1, 2], ""),
+        (Takes(), IDS, span(), "texts"),
         (Takes(), {"input_ids": IDS}, (2, 7), ""),
         (Takes(), {"input_ids": IDS}, token(7), ""),
         (Generates(), {"input_ids": IDS}, None, "answers"),
