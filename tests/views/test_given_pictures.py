@@ -203,7 +203,7 @@ def test_six_methods_are_compared_by_default_and_groups_stand_for_theirs():
     named = relprop.compare(model, image, ["rollout", "input"], target=3)
     levels = {relprop.methods.METHODS[n].level for n in named.explanations if n != "rollout"}
     assert levels == {"input"} and len(named.explanations) > 5
-    with pytest.raises(relprop.errors.OptionError, match="the name of a group"):
+    with pytest.raises(relprop.errors.OptionError, match="a name that stands for others"):
         relprop.methods.register("all", lambda at: {})
 
 
