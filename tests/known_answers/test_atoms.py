@@ -112,7 +112,6 @@ def test_the_real_model():
         pytest.skip(str(missing))
     asked = ("gae", "attnlrp", "no such method")
     study = Atoms(8, 5, {name: {"method": name} for name in asked})
-    study.at_once = 4
     assert sum(len(reaction.atoms) for reaction in study.reactions) > 0.9 * study.asked
     numbers = [value for unit in range(2, 6) for value in study(unit)]
     assert list(study.refused) == ["no such method"]
