@@ -77,6 +77,8 @@ def test_what_the_readme_shows_is_in_the_reference():
     elsewhere = {"Rule", "RuleSet", "register_rule", "RelpropError", "RelpropWarning"}
     things = {*relprop.__all__, *relprop._RESULTS} - elsewhere
     assert sorted(summed) == sorted(things)
+    for name in relprop._RESULTS:
+        assert f".. autoclass:: relprop.{name}\n   :members:" in pages["relprop"]
     readme = (ROOT / "README.md").read_text()
     for name in set(re.findall(r"relprop\.(\w+)\(", readme)):
         assert name in summed, name
