@@ -56,7 +56,8 @@ def chosen(
         raise OptionError(
             f"method={RECOMMENDED!r}: {fact} are recommended", then=["ask for each kind by itself"]
         )
-    return [_by(question, *BY_KIND[kinds.pop()]) for question in questions]
+    method, options = BY_KIND[kinds.pop()]
+    return [_by(question, method, options) for question in questions]
 
 
 def _by(question: Question, method: str, options: Mapping[str, Any]) -> Question:
@@ -75,7 +76,8 @@ def kind_of_call(model: nn.Module, inputs: object, target: object) -> str:
     """``"pictures"``, ``"speech"``, ``"texts"`` (a class of one), ``"answers"`` (tokens of a model
     that generates, which may read pictures, too), or ``""``."""
     base = base_model(model)
-    kinds = set(_by_name(base, inputs)) or set(_by_form(inputs))
+    given = _given(base, inputs)
+    kinds = set(_by_name(given)) or set(_by_form(given))
     if len(kinds) == 1 and kinds & {"speech", "pictures"}:
         return kinds.pop()
     generates = getattr(base, "can_generate", None)
@@ -84,25 +86,26 @@ def kind_of_call(model: nn.Module, inputs: object, target: object) -> str:
     return "texts" if kinds == {"text"} and _is_class(target) else ""
 
 
-def _by_name(model: nn.Module, inputs: object) -> Iterator[str]:
-    """What kinds of things are given, by the names that the model or the caller has for them."""
-    if isinstance(inputs, Mapping) or hasattr(inputs, "keys"):
-        given = [(name, inputs[name]) for name in list(inputs.keys())]  # type: ignore[index]
+def _given(model: nn.Module, inputs: Any) -> list[tuple[str, Tensor]]:
+    """The tensors that are given, by the names that the caller or ``forward`` has for them."""
+    if hasattr(inputs, "keys"):
+        named = [(str(name), inputs[name]) for name in inputs.keys()]  # noqa: SIM118 (as bind)
     else:
         args = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
-        given = list(zip(inspect.signature(model.forward).parameters, args, strict=False))
-    for name, value in given:
-        if isinstance(value, Tensor):
-            ends = (kind for end, kind in NAMED.items() if f"_{name}".endswith(f"_{end}"))
-            yield from ends
+        names = [*inspect.signature(model.forward).parameters, *("" for _ in args)]
+        named = list(zip(names, args, strict=False))
+    return [(name, value) for name, value in named if isinstance(value, Tensor)]
 
 
-def _by_form(inputs: object) -> Iterator[str]:
+def _by_name(given: Sequence[tuple[str, Tensor]]) -> Iterator[str]:
+    """What kinds of things are given, by their names."""
+    for name, _ in given:
+        yield from (kind for end, kind in NAMED.items() if f"_{name}".endswith(f"_{end}"))
+
+
+def _by_form(given: Sequence[tuple[str, Tensor]]) -> Iterator[str]:
     """What kinds of things are given, by their shapes and types."""
-    given: Any = inputs.values() if isinstance(inputs, Mapping) else inputs
-    for value in given if not isinstance(given, Tensor) else (given,):
-        if not isinstance(value, Tensor):
-            continue
+    for _, value in given:
         if value.is_floating_point():
             if value.dim() == 4 and {value.shape[1], value.shape[-1]} & set(CHANNELS):
                 yield "pictures"

@@ -63,6 +63,7 @@ LAST = IMAGES.movedim(1, -1)
         (Takes(), {"first_input_ids": IDS, "second_input_ids": IDS}, None, "texts"),
         (Takes(), (IDS, IDS), [1, 0], "texts"),
         (Takes(), IDS.int(), np.int64(1), "texts"),
+        (Takes(), (None, None, None, IDS), 1, "texts"),
         (Takes(), IDS, np.array([0, 1]), "texts"),
         (Takes(), IDS, (1,), "texts"),
         (Takes(), IDS, output("logits")[1], "texts"),
@@ -144,6 +145,8 @@ def test_options_go_to_it_and_one_that_it_does_not_know_is_refused():
     assert own.options == {"layers": [-1]} and own.method in METHODS
     with pytest.raises(OptionError, match=r"'recommended' is 'lrp_gamma' here(.|\n)*no_such"):
         relprop.explain(digit_scene_model(), IMAGES, 3, method="recommended", no_such=1)
+    several = chosen([asked, asked, Question("gae")], Takes(), torch.rand(2, 7), [1])
+    assert [q.method for q in several] == [own.method, own.method, "gae"]
     asked = Question("recommended", {"use_gradient": False})
     (own,) = chosen([asked], Generates(), {"input_features": FEATURES, "input_ids": IDS}, [1])
     assert own.options == {"use_gradient": False} and not own.settings["use_gradient"]

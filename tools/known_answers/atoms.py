@@ -318,13 +318,6 @@ class Atoms(InBlocks):
         return reaction_vocabulary()
 
     @cached_property
-    def untrained(self) -> Any:
-        with torch.random.fork_rng():
-            torch.manual_seed(self.seed)
-            fresh: Any = type(self.model)(self.model.config)
-            return fresh.eval()
-
-    @cached_property
     def eager(self) -> Any:
         model = copy.deepcopy(self.model)
         model.set_attn_implementation("eager")

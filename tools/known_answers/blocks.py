@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
-from relprop.errors import RelpropError, first_line
+from relprop.errors import RelpropError, RelpropWarning, first_line
 from tools.known_answers.rows import METHODS, block, steadiness
 from tools.known_answers.study import Value
 
@@ -34,10 +37,12 @@ class InBlocks:
     def model(self) -> Any:
         raise NotImplementedError
 
-    @property
+    @cached_property
     def untrained(self) -> Any:
         """The same architecture with weights drawn anew."""
-        raise NotImplementedError
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return type(self.model)(self.model.config).eval()
 
     def __len__(self) -> int:
         return self.count
@@ -101,8 +106,10 @@ class InBlocks:
     def checked(self, units: range, row: str, maps: list[Tensor]) -> Iterator[list[Value]]:
         """How steady each unit's maps are."""
         call = self.methods[row]
-        drawn = self.explained(self.untrained, units, call)
-        exact = self.explained(self.model, units, {**call, "precision": "float64"})
+        with warnings.catch_warnings():  # of random weights, and of float64's own last digits
+            warnings.simplefilter("ignore", RelpropWarning)
+            drawn = self.explained(self.untrained, units, call)
+            exact = self.explained(self.model, units, {**call, "precision": "float64"})
         for unit, one, other, double in zip(units, maps, drawn, exact, strict=True):
             samples = zip(self.names(unit), one, other, double, strict=True)
             yield [

@@ -116,11 +116,6 @@ class Lookups(InBlocks):
         return lookup_model()
 
     @cached_property
-    def untrained(self) -> Any:
-        torch.manual_seed(0)
-        return type(self.model)(self.model.config).eval()
-
-    @cached_property
     def tokenizer(self) -> Any:
         return lookup_tokenizer()
 

@@ -57,11 +57,6 @@ class QuadrantStudy(InBlocks):
         return quadrant_model()
 
     @cached_property
-    def untrained(self) -> Any:
-        torch.manual_seed(0)
-        return type(self.model)(self.model.config).eval()
-
-    @cached_property
     def processor(self) -> Any:
         return quadrant_processor()
 
