@@ -1,0 +1,119 @@
+"""What every card has: a sentence, a picture, what speaks for and against it, and one line that says
+how it was made; as one HTML file, in a notebook and as a PNG."""
+
+from __future__ import annotations
+
+import base64
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from relprop.cards.trials import Checks
+from relprop.door import guarded
+from relprop.views.escape import markup
+from relprop.views.page import png
+from relprop.writing import written
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Nothing may be loaded, and nothing sent.
+POLICY = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "base-uri 'none'; form-action 'none'"
+)
+NOTEBOOK = 640  # pixels of height in a notebook
+
+
+@guarded
+@dataclass(frozen=True, eq=False)
+class Card(ABC):
+    """One explanation as a page, a notebook's view and a picture.
+
+    ``title``: the question that it answers. ``said``: the answer, in a sentence. ``checks``: the
+    same map of a model with shuffled weights, and what covering parts of the input does, as far as
+    these were measured. ``made``: version, weights, method, date and call in one line.
+    """
+
+    title: str
+    said: str
+    checks: Checks
+    made: str
+
+    @abstractmethod
+    def _body(self) -> str:
+        """What stands between the sentence and the checks, as HTML."""
+
+    @abstractmethod
+    def _figure(self) -> Figure:
+        """The same as a matplotlib figure."""
+
+    def _data(self) -> Mapping[str, Any]:
+        """What the page's script reads."""
+        return {}
+
+    def _scripts(self) -> tuple[str, ...]:
+        """Names of the script files beside ``card.js``."""
+        return ()
+
+    def _html(self) -> str:
+        data = json.dumps(self._data(), separators=(",", ":")).replace("<", "\\u003c")
+        script = "\n".join(_file(name) for name in ("card.js", *self._scripts()))
+        return (
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+            f"<title>{markup(self.title, 200)}</title><style>{_file('card.css')}</style></head>"
+            f"<body><main><h1>{markup(self.title, 400)}</h1>"
+            f'<p class="said">{markup(self.said, 2000)}</p>{self._body()}'
+            f'{self.checks.html()}<footer><p id="made"><code>{markup(self.made, 2000)}</code></p>'
+            '<button type="button" data-copy="made">Copy this line</button></footer></main>'
+            f'<script type="application/json" id="data">{data}</script><script>{script}</script>'
+            "</body></html>\n"
+        )
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write one HTML file that needs no network. Raises ``InputError`` where no file can be
+        written."""
+        page = self._html()
+        with written(path, "the card") as beside:
+            beside.write_text(page, encoding="utf-8", errors="replace")
+        return Path(path)
+
+    def to_png(self, path: str | Path) -> Path:
+        """Write one picture. Needs matplotlib (``relprop[plot]``). Raises ``InputError`` where no
+        file can be written."""
+        figure = self._figure()
+        with written(path, "the card") as beside:
+            figure.savefig(beside, dpi=110, format="png", bbox_inches="tight")
+        return Path(path)
+
+    def _repr_html_(self) -> str:
+        page = escape(self._html(), quote=True)
+        return (
+            f'<iframe title="{markup(self.title, 200)}" srcdoc="{page}" height="{NOTEBOOK}" '
+            'style="width:100%;border:0" sandbox="allow-scripts"></iframe>'
+        )
+
+    def _repr_png_(self) -> bytes:
+        shown: bytes = self._figure()._repr_png_()  # type: ignore[attr-defined]
+        return shown
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.title!r}: {self.said!r})"
+
+
+def _file(name: str) -> str:
+    return resources.files("relprop.cards").joinpath(name).read_text(encoding="utf-8")
+
+
+def data_uri(pixels: np.ndarray) -> str:
+    """A picture in a page: bytes (H, W, 3) or (H, W) of one grey channel."""
+    return "data:image/png;base64," + base64.b64encode(png(pixels)).decode("ascii")
