@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from relprop.api.instrument import instrument
     from relprop.api.maximization import Maximization, activation_maximization
     from relprop.api.rounding import rounding_stability
+    from relprop.cards.base import Card
+    from relprop.cards.making import card
     from relprop.compiled import Explainer
     from relprop.errors import RelpropError, RelpropWarning
     from relprop.explanation import Citations, Explanation
@@ -57,6 +59,7 @@ __all__ = [
     "Rule",
     "RuleSet",
     "activation_maximization",
+    "card",
     "check",
     "cite",
     "compare",
@@ -87,6 +90,8 @@ _HOMES = {
     "api.maximization": ("Maximization", "activation_maximization"),
     "opening": ("open_model",),
     "api.rounding": ("rounding_stability",),
+    "cards.base": ("Card",),
+    "cards.making": ("card",),
     "compiled": ("Explainer",),
     "errors": ("RelpropError", "RelpropWarning"),
     "explanation": ("Citations", "Explanation"),
@@ -100,7 +105,7 @@ _MODULES = (
     *("runs", "targets", "testing"),
 )
 #: Classes of what functions return, to annotate with.
-_RESULTS = ("Citations", "Comparison", "Explainer", "Generation", "Maximization")
+_RESULTS = ("Card", "Citations", "Comparison", "Explainer", "Generation", "Maximization")
 #: Modules that have a shorter public name than their own.
 _SHORT_NAMES = {"plot": "views.plot"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -109,6 +109,25 @@ def generate(
 
 
 @app.command(epilog=CODES)
+@spelt_out("targets", "outs", "stream", "memory", "json_output", "ledger")
+def card(
+    asked: Asked,
+    answer: Answer,
+    out: options.CardOut,
+    target: options.Target = "predicted",
+    max_new_tokens: options.NewTokens = 20,
+    heads: options.Heads = False,
+    checks: options.Checks = True,
+) -> None:
+    """One page about one picture or text: what the answer rests on, in words and outlined, what
+    the model nearly said, and what it says when that part is covered."""
+    from relprop.commands.card import card as run
+
+    answer = replace(answer, targets=[target], outs=out)
+    run(asked, answer, max_new_tokens, heads=heads, checks=checks)
+
+
+@app.command(epilog=CODES)
 @spelt_out("targets", "methods", "outs", "stream", "memory")
 def compile(
     asked: Asked,

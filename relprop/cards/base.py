@@ -1,5 +1,5 @@
-"""What every card has: a sentence, a picture, what speaks for and against it, and one line that says
-how it was made; as one HTML file, in a notebook and as a PNG."""
+"""What every card has: a sentence, a picture, what speaks for and against it, and one line that
+says how it was made; as one HTML file, in a notebook and as a PNG."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOTEBOOK = 640  # pixels of height in a notebook
 
 
 @guarded
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Card(ABC):
     """One explanation as a page, a notebook's view and a picture.
 

@@ -51,8 +51,8 @@ class Deletion:
 
 @dataclass(frozen=True)
 class Checks:
-    """``control``: Spearman's ρ between a map and that of the same model with shuffled weights (NaN:
-    one of them is constant); ``None`` with ``why_no_control``. ``deletion``: ``None`` with
+    """``control``: Spearman's ρ of a map and that of the same model with shuffled weights (NaN: one
+    of them is constant); ``None`` with ``why_no_control``. ``deletion``: ``None`` with
     ``why_no_deletion``. ``concerns``: what speaks against the map, of ``Explanation.concerns``."""
 
     control: float | None = None
@@ -93,7 +93,7 @@ class Checks:
 def _chart(deletion: Deletion) -> str:
     """Both curves as SVG, and the numbers as a table for who does not see it."""
     every = [*deletion.by_map, *(p for row in deletion.by_chance for p in row)]
-    low, high = min(0.0, *every), max(1.0 if 0 <= min(every) else 0.0, *every)
+    low, high = min(0.0, *every), max(1.0 if min(every) >= 0 else 0.0, *every)
     width, height, left, top = 300, 150, 40, 10
 
     def line(values: Sequence[float], kind: str) -> str:
@@ -114,7 +114,7 @@ def _chart(deletion: Deletion) -> str:
     base, end = top + height, left + width
     return (
         f'<figure class="curve"><svg viewBox="0 0 360 195" role="img" aria-label="'
-        f'{markup(deletion.what, 200)} as parts of the input are covered; the table below has the '
+        f"{markup(deletion.what, 200)} as parts of the input are covered; the table below has the "
         f'numbers"><path class="axis" d="M{left},{top}V{base}H{end}"/>{curves}'
         f'<text x="{left - 5}" y="{top + 8}" text-anchor="end">{high:.3g}</text>'
         f'<text x="{left - 5}" y="{base}" text-anchor="end">{low:.3g}</text>'
@@ -173,13 +173,11 @@ def made_by(model: nn.Module, explanation: Explanation, call: str) -> str:
     from relprop.runs.fingerprints import of_model
 
     facts = of_model(model)
-    how = ", ".join(f"{k}={v!r}" for k, v in explanation.facts.get("options", {}).items())
-    method = f"{explanation.method}({how})" if how else explanation.method
     return " · ".join(
         [
             f"relprop {__version__}",
             f"{facts['class'].rpartition('.')[2]}, weights SHA-256 {facts['weights'][:16]}",
-            f"{method}, rules {explanation.rules}",
+            f"{explanation.method}, rules {explanation.rules}",
             date.today().isoformat(),
             call,
         ]

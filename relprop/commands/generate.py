@@ -48,7 +48,15 @@ def generate(asked: Asked, answer: Answer, max_new_tokens: int, seed: int | None
             **options,
         )
         shown = found if asked.stream is None else found[asked.stream]
-        write(answer.outs, _writers(shown), steps)
+        writers = _writers(shown)
+        if asked.stream is None:  # with what else might have been said, and how far to trust it
+            from relprop.cards.making import answered
+
+            call = {"method": method, **options, "precision": asked.model.precision}
+            writers[".html"] = lambda path: answered(
+                subject.model, subject.inputs, found, subject.processor, call
+            ).to_html(path)
+        write(answer.outs, writers, steps)
     _tell(shown, answer)
 
 

@@ -100,6 +100,16 @@ ComparisonOut = Annotated[
     list[Path],
     typer.Option(help="x.png (the maps side by side), x.html or x.json. May be repeated."),
 ]
+CardOut = Annotated[list[Path], typer.Option(help="x.html or x.png. May be repeated.")]
+Heads = Annotated[
+    bool, typer.Option("--heads", help="Which attention heads carry the answer, in its place.")
+]
+Checks = Annotated[
+    bool,
+    typer.Option(
+        help="Explain the model with its weights shuffled, too, and cover parts of INPUT."
+    ),
+]
 CompiledOut = Annotated[
     Path | None,
     typer.Option("--out", "-o", help="x.safetensors or x.pt2, which relprop.load_explainer reads."),

@@ -74,11 +74,11 @@ class Citations:
         return to_json(self, indent=indent)
 
     def to_html(self, path: str | Path, *, title: str | None = None) -> Path:
-        """Write one HTML file without any network: whichever sentence of the answer is pointed at,
-        the passages are shaded by its scores."""
-        from relprop.views.citations import write
+        """Write one HTML file without any network: whichever sentence of the answer is chosen, the
+        passages that it rests on."""
+        from relprop.cards.answering import card_of_citations
 
-        return write(self, path, title=title)
+        return card_of_citations(self, title).to_html(path)
 
     def show(self, *, k: int = 3) -> None:
         """Print each sentence of the answer with the ``k`` passages that it rests on most."""
@@ -88,9 +88,9 @@ class Citations:
         print_text(terminal(self, k=k))
 
     def _repr_html_(self) -> str:
-        from relprop.views.citations import fragment
+        from relprop.cards.answering import card_of_citations
 
-        return fragment(self)
+        return card_of_citations(self, None)._repr_html_()
 
     def __len__(self) -> int:
         return len(self.sentences)

@@ -144,16 +144,17 @@ class Generation:
         return plot(self, sample)
 
     def to_html(self, path: str | Path, *, title: str | None = None) -> Path:
-        """Write one HTML file without any network: whichever generated token is pointed at, the
-        tokens before it are shaded by its scores."""
-        from relprop.views.generation_page import write
+        """Write one HTML file without any network: whichever part of the answer is chosen, the
+        sentences and words of the prompt that it rests on. ``relprop.card`` adds what else the
+        model might have said, and how far to trust it."""
+        from relprop.cards.answering import card_of_generation
 
-        return write(self, path, title=title)
+        return card_of_generation(self, title).to_html(path)
 
     def _repr_html_(self) -> str:
-        from relprop.views.generation_page import fragment
+        from relprop.cards.answering import card_of_generation
 
-        return fragment(self)
+        return card_of_generation(self, None)._repr_html_()
 
     def save(self, path: str | Path) -> Path:
         """Write everything to one safetensors file with a JSON header; ``relprop.load`` reads it

@@ -1,0 +1,273 @@
+"""An answer's card: what a model said, how sure it was of each part, what it nearly said, and the
+sentences, words and pictures that each part rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from relprop.cards.base import Card, data_uri
+from relprop.views.beside import Maps
+from relprop.views.escape import markup, visible
+from relprop.views.overlay import grey, opacity
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LONG = 10_000  # characters of a text that are shown
+FEW, SMALL = 8, 0.02  # of more parts those with a smaller share are shown as one line each
+
+
+@dataclass(frozen=True)
+class Said:
+    """A part of an answer. ``probability``: of it, given what stands before; ``others``: what else
+    it might have been, each with its probability. ``shares``: of every word of the prompt, then of
+    every picture, then of every earlier part of the answer, whose sizes sum to 1. ``against``: the
+    same by a signed method for this part rather than the first of ``others``."""
+
+    text: str
+    shares: tuple[float, ...]
+    probability: float | None = None
+    others: tuple[tuple[str, float], ...] = ()
+    against: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """A sentence of the prompt: its ``text`` as it was written, and which of the prompt's words it
+    is made of; under a ``heading``, or none."""
+
+    text: str
+    words: tuple[int, ...]
+    heading: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One sample. ``text``: what was said, in the parts ``said``. ``words``: of the prompt;
+    ``parts``: its sentences. ``maps``: of each picture a map per part of the answer; ``whole``: the
+    shares of the whole answer."""
+
+    text: str
+
+    words: tuple[str, ...]
+    parts: tuple[Part, ...]
+    said: tuple[Said, ...]
+    maps: tuple[Maps, ...]
+    whole: tuple[float, ...]
+
+    def of_parts(self, shares: Sequence[float]) -> list[float]:
+        """The shares of the sentences, then of the pictures, then of the answer's own words."""
+        words, maps = len(self.words), len(self.maps)
+        found = [sum(shares[i] for i in part.words) for part in self.parts]
+        return [*found, *shares[words : words + maps], sum(shares[words + maps :])]
+
+    def names(self) -> list[str]:
+        """What the numbers of ``of_parts`` belong to."""
+        pictures = [f"picture {k + 1}" for k in range(len(self.maps))]
+        pictures = ["the picture"] if len(pictures) == 1 else pictures
+        return [*(part.text for part in self.parts), *pictures, "the answer's own words"]
+
+    @property
+    def sentence(self) -> str:
+        """Which part the whole answer rests on most."""
+        found = self.of_parts(self.whole)
+        best = max(range(len(found)), key=found.__getitem__)
+        if not any(found):
+            return "All scores are 0: it is not known what the answer rests on."
+        name = self.names()[best]
+        quoted = f"“{visible(name, 160)}”" if best < len(self.parts) else name
+        share = found[best] / (sum(map(abs, found)) or 1.0)
+        return f"“{visible(self.text, 160)}” rests mostly on {quoted} ({share:.0%})."
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AnswerCard(Card):
+    """``answers``: one per sample. ``signed``: whether scores speak for and against; ``signed_by``:
+    the method of "why not", where it was asked; ``why_not_unasked``: why it was not."""
+
+    answers: tuple[Answer, ...]
+    signed: bool
+    signed_by: str = ""
+    why_not_unasked: str = ""
+
+    def _scripts(self) -> tuple[str, ...]:
+        return ("answer.js",)
+
+    def _data(self) -> Mapping[str, Any]:
+        levels = [round(float(o), 3) for o in opacity(np.arange(101) / 100)]
+        return {
+            "opacity": levels,
+            "signedBy": self.signed_by,
+            "answers": [
+                {
+                    "whole": _rounded(one.whole),
+                    "parts": [list(part.words) for part in one.parts],
+                    "words": len(one.words),
+                    "maps": [_cells(m.shares) for m in one.maps],
+                    "said": [
+                        {
+                            "text": visible(said.text, 200),
+                            "shares": _rounded(said.shares),
+                            "against": said.against and _rounded(said.against),
+                            "says": _probabilities(said),
+                            "other": visible(said.others[0][0], 60) if said.others else "",
+                        }
+                        for said in one.said
+                    ],
+                }
+                for one in self.answers
+            ],
+        }
+
+    def _body(self) -> str:
+        return "".join(self._section(k, one) for k, one in enumerate(self.answers))
+
+    def _section(self, number: int, one: Answer) -> str:
+        chips = "".join(
+            f'<button type="button" class="chip" data-said="{k}" aria-pressed="false">'
+            f"<span>{markup(said.text, LONG) or '&nbsp;'}</span>{_chance(said)}</button>"
+            for k, said in enumerate(one.said)
+        )
+        colours = "Orange speaks for it, blue against it. " if self.signed else ""
+        if self.why_not_unasked:
+            colours += f"There is no “why not”: {markup(self.why_not_unasked, 300)}."
+        return (
+            f'<section data-answer="{number}"><h2>The answer</h2><p class="soft">Choose a part of '
+            f'it to see what that part rests on.</p><p class="chips">{chips}<button type="button" '
+            'class="chip" data-said="-1" aria-pressed="true"><span>all of it</span></button></p>'
+            '<div class="detail panel" aria-live="polite"><p data-says></p><p data-why hidden>'
+            '<button type="button" data-mode="shares" aria-pressed="true"></button> '
+            '<button type="button" data-mode="against" aria-pressed="false"></button></p>'
+            f'<p data-colours class="soft">{colours}</p></div>'
+            f"<h2>What it rests on</h2>{self._maps(one)}"
+            f'<div class="parts">{self._parts(one)}</div></section>'
+        )
+
+    def _parts(self, one: Answer) -> str:
+        """A row for every sentence, and one for pictures and for the answer's own words."""
+        found, shown, heading = one.of_parts(one.whole), [], ""
+        most = max(map(abs, found), default=0.0) or 1.0
+        total = sum(map(abs, found)) or 1.0
+        top = max(map(abs, one.whole), default=0.0) or 1.0
+        for k, (name, share) in enumerate(zip(one.names(), found, strict=True)):
+            part = one.parts[k] if k < len(one.parts) else Part(name, ())
+            if k < len(one.parts) and part.heading != heading:
+                heading = part.heading
+                shown.append(f"<h3>{markup(heading, 200)}</h3>")
+            if k == len(found) - 1 and share == 0:
+                shown.append('<div class="part" data-part hidden>')
+            else:
+                small = k < len(one.parts) > FEW and abs(share) / total < SMALL
+                shown.append(f'<div class="part{" small" if small else ""}" data-part>')
+            shown.append(
+                f'<b data-percent>{share / total:.0%}</b><span class="track"><span '
+                f'style="width:{100 * abs(share) / most:.1f}%"></span></span>'
+                f'<p dir="auto">{_shaded(part, one, top)}</p></div>'
+            )
+        return "".join(shown)
+
+    def _maps(self, one: Answer) -> str:
+        """Each picture, grey, under a canvas of its map."""
+        shown = []
+        for m in one.maps:
+            height, width = m.shares.shape[1:]
+            image = ""
+            ratio = f"{width}/{height}"
+            if m.seen is not None:
+                shades = np.repeat(grey(m.seen / 255)[..., None] * 255, 3, -1).round()
+                image = f'<img alt="the picture" src="{data_uri(shades.astype(np.uint8))}">'
+                ratio = f"{m.seen.shape[1]}/{m.seen.shape[0]}"
+            shown.append(
+                f'<div class="stack" style="aspect-ratio:{ratio}">{image}<canvas width="{width}" '
+                f'height="{height}" role="img" aria-label="map of {markup(m.name)}"></canvas>'
+                "</div>"
+            )
+        return f'<div class="side">{"".join(shown)}</div>' if shown else ""
+
+    def _figure(self) -> Figure:
+        """The answer with its probabilities, and its prompt's sentences as bars."""
+        from relprop.views.colours import hexadecimal, shade
+        from relprop.views.figure import TICK, blank, grid_of, show_image, write_title
+
+        one = self.answers[0]
+        found, names = one.of_parts(one.whole), one.names()
+        total = sum(map(abs, found)) or 1.0
+        kept = [k for k in range(len(found)) if len(found) <= 20 or abs(found[k]) / total >= SMALL]
+        kept = [k for k in kept if k < len(found) - 1 or found[k]]
+        images = len(one.maps)
+        fig = blank(8.0 + 2.2 * images, 1.2 + 0.3 * max(len(kept), 6 if images else 0))
+        panels = grid_of(fig, 1, 1 + images, [8.0, *[2.2] * images])[0]
+        for panel, m in zip(panels[1:], one.maps, strict=True):
+            show_image(panel, m.over(m.shares.mean(0)), m.name)
+        bars = [found[k] / total for k in kept]
+        colour = [hexadecimal(shade(0.8 if bar >= 0 else -0.8)) for bar in bars]
+        panels[0].barh(range(len(kept)), bars, color=colour)
+        panels[0].invert_yaxis()
+        labels = [f"{visible(names[k], 70)}  {bar:.0%}" for k, bar in zip(kept, bars, strict=True)]
+        panels[0].set_yticks(range(len(kept)), labels, fontsize=TICK)
+        for label in panels[0].get_yticklabels():
+            label.set_parse_math(False)
+        panels[0].set_xticks([])
+        panels[0].spines[:].set_visible(False)
+        known = [(s.text, s.probability) for s in one.said]
+        sure = "  ".join(f"{t} ({percent(p)})" if p is not None else t for t, p in known)
+        write_title(panels[0], f"{visible(self.title, 120)}\n{visible(sure, 300)}")
+        return fig
+
+
+def _shaded(part: Part, one: Answer, top: float) -> str:
+    """A sentence as it was written, its words on shaded ground; ``top``: the largest share."""
+    shown, at, text = "", 0, part.text
+    for i in part.words:
+        word, share = one.words[i], one.whole[i]
+        start = text.lower().find(word.lower(), at)
+        if start < 0:  # a tokenizer changed it
+            start = end = at
+            shown += " "
+        else:
+            shown, end = shown + markup(text[at:start], LONG), start + len(word)
+            word = text[start:end]
+        shown += (
+            f'<span class="shade{" against" if share < 0 else ""}" data-word="{i}" '
+            f'style="--s:{100 * abs(share) / top:.0f}%">{markup(word, LONG)}</span>'
+        )
+        at = end
+    return shown + markup(text[at:] if at or not part.words else "", LONG)
+
+
+def percent(probability: float, digits: int = 0) -> str:
+    """A probability that is neither 0 nor 1 is not written as one of them."""
+    least = 0.5 / 10 ** (digits + 2)
+    if probability < least:
+        return f"under {2 * least:.{digits}%}"
+    return (
+        f"over {1 - 2 * least:.{digits}%}"
+        if probability > 1 - least
+        else f"{probability:.{digits}%}"
+    )
+
+
+def _chance(said: Said) -> str:
+    return "" if said.probability is None else f"<small>{percent(said.probability)}</small>"
+
+
+def _probabilities(said: Said) -> str:
+    """How sure the model was of a part, and what it would have said otherwise."""
+    own = "" if said.probability is None else f": {percent(said.probability, 1)}"
+    others = ", ".join(f"“{visible(text, 60)}” {percent(p, 1)}" for text, p in said.others)
+    next_best = f" Next best: {others}." if others else ""
+    return f"“{visible(said.text, 200)}”{own}.{next_best}"
+
+
+def _rounded(shares: Sequence[float]) -> list[float]:
+    return [round(share, 4) for share in shares]
+
+
+def _cells(shares: np.ndarray) -> list[list[int]]:
+    """Maps (parts of the answer, h, w) in hundredths of the strongest score."""
+    whole: list[list[int]] = np.round(100 * shares).astype(int).reshape(len(shares), -1).tolist()
+    return whole

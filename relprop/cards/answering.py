@@ -1,0 +1,188 @@
+"""From a generation or from citations to an answer's card, of what they hold."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from relprop.cards.answer import Answer, AnswerCard, Part, Said
+from relprop.cards.trials import Checks
+from relprop.errors import OptionError
+from relprop.explanation.whole import said as answer_text
+from relprop.explanation.whole import whole
+from relprop.methods import METHODS
+from relprop.views.beside import columns, maps_of, pictures_of
+from relprop.views.generations import steps_of
+
+if TYPE_CHECKING:
+    from relprop.explanation import Citations, Explanation, Generation
+
+#: A token of the model's own, which is no part of what was said; and several alike in a row.
+MARK = re.compile(r"<[^\s<>]+>|\[[A-Z]+\]")
+ALIKE = re.compile(rf"(({MARK.pattern})\s*)(\2\s*)+")
+UNASKED = "relprop.card(model, ...) asks the model for it"
+
+Words = list[tuple[str, str, list[int]]]
+"""Input, word and its tokens, in order."""
+
+
+def words_of(explanation: Explanation, sample: int) -> Words:
+    """The words of content of each text input, or its tokens where no words are known."""
+    found: Words = []
+    for name, stream in explanation.streams.items():
+        if pictures_of(explanation[name]):
+            continue
+        if stream.words is not None:
+            found += [(name, word, tokens) for word, tokens in stream.words[sample]]
+        else:
+            named = zip(columns(stream, sample), stream.content[sample].tolist(), strict=True)
+            found += [(name, label, [i]) for i, (label, inside) in enumerate(named) if inside]
+    return found
+
+
+def parts_of(explanation: Explanation, sample: int, words: Words) -> tuple[Part, ...]:
+    """The sentences of the texts, under their input's name where there are several; one part where
+    the text is not known."""
+    several = len({name for name, _, _ in words}) > 1
+    texts: list[tuple[str, str]] = []
+    owner: dict[tuple[str, int], int] = {}
+    with suppress(OptionError):
+        for name, stream in explanation.segments("sentences").streams.items():
+            for text, tokens in stream.words[sample] if stream.texts and stream.words else ():
+                owner |= {(name, token): len(texts) for token in tokens}
+                texts.append((name, text))
+    places: dict[int, list[int]] = {}
+    for place, (name, _, tokens) in enumerate(words):
+        at = next((owner[name, t] for t in tokens if (name, t) in owner), None)
+        if at is None:  # of what no text is known, all words are one part
+            at = owner.setdefault((name, -1), len(texts))
+            texts += [(name, "")] if at == len(texts) else []
+        places.setdefault(at, []).append(place)
+    return tuple(
+        Part(
+            ALIKE.sub(r"\1", texts[at][1]) or " ".join(words[i][1] for i in some),
+            tuple(some),
+            texts[at][0] if several else "",
+        )
+        for at, some in sorted(places.items())
+    )
+
+
+def scores_of(step: Explanation, sample: int, words: Words, own: Sequence[int] = ()) -> list[float]:
+    """The scores of every word, every picture and each position of the answer in ``own`` (of the
+    last input)."""
+    scores = {n: s.scores[sample].detach().double().cpu() for n, s in step.streams.items()}
+    found = [float(scores[name][tokens].sum()) for name, _, tokens in words]
+    for name in step.streams:
+        one = step[name]
+        for picture in pictures_of(one):
+            stream = picture.streams[name]
+            inside = stream.content[sample].cpu()
+            found.append(float(stream.scores[sample].detach().double().cpu()[inside].sum()))
+    return [*found, *(float(scores[next(reversed(scores))][i]) for i in own)]
+
+
+def shares(numbers: Sequence[float]) -> tuple[float, ...]:
+    """Numbers as shares of the sum of their sizes."""
+    total = math.fsum(map(abs, numbers)) or 1.0
+    return tuple(number / total for number in numbers)
+
+
+def of_generation(
+    generation: Generation,
+    sample: int,
+    others: Sequence[Sequence[tuple[str, float]]] = (),
+    against: Sequence[Explanation] = (),
+) -> Answer:
+    """One sample's answer, a part per generated token. ``others``, ``against``: of each of its
+    steps, if they are known."""
+    steps, every = steps_of(generation, sample), whole(generation)
+    words, own = words_of(every, sample), generation.stream in generation.streams
+
+    def row(step: Explanation, place: int) -> list[float]:
+        before = range(generation.prompt, generation.prompt + place) if own else ()
+        return scores_of(_own_last(step, generation.stream), sample, words, before)
+
+    rows = [row(generation.steps[k], place) for place, k in enumerate(steps)]
+    said = [
+        Said(
+            generation.labels[sample][k],
+            shares(rows[place]),
+            probability_of(generation.steps[k], sample),
+            tuple(others[place]) if others else (),
+            shares(row(against[place], place)) if against else None,
+        )
+        for place, k in enumerate(steps)
+    ]
+    maps = tuple(maps_of(generation, sample, steps))
+    kept = [t for t in answer_text(generation, sample).split() if not MARK.fullmatch(t)]
+    text = re.sub(r" ([.,;:!?])", r"\1", " ".join(kept))
+    parts = parts_of(every, sample, words)
+    return Answer(text, tuple(w for _, w, _ in words), parts, tuple(said), maps, summed(rows))
+
+
+def summed(rows: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """The shares of the sums of rows, of which a later one may be longer."""
+    longest = max(map(len, rows), default=0)
+    padded = [[*row, *[0.0] * (longest - len(row))] for row in rows]
+    return shares([math.fsum(column) for column in zip(*padded, strict=True)])
+
+
+def probability_of(step: Explanation, sample: int) -> float | None:
+    """How likely the model finds what a step explains, where that is known."""
+    if step.probability is None or math.isnan(float(step.probability[sample])):
+        return None
+    return float(step.probability[sample])
+
+
+def _own_last(step: Explanation, stream: str) -> Explanation:
+    """The same with the input that the answer continues as its last one."""
+    streams = dict(step.streams)
+    if stream in streams:
+        streams[stream] = streams.pop(stream)
+    return replace(step, streams=streams)
+
+
+def card_of_generation(generation: Generation, title: str | None) -> AnswerCard:
+    """A generation's card without anything asked of the model anew."""
+    first = generation.steps[0]
+    answers = tuple(of_generation(generation, i) for i in range(len(generation)))
+    checks = Checks(why_no_control=UNASKED, why_no_deletion=UNASKED)
+    title = title or "What does the answer rest on?"
+    said = answers[0].sentence if len(answers) == 1 else f"{len(answers)} answers."
+    return AnswerCard(title, said, checks, _made(first), answers, is_signed(first))
+
+
+def card_of_citations(citations: Citations, title: str | None) -> AnswerCard:
+    """A card whose parts are passages, under their documents, and of which every sentence of the
+    answer is a part."""
+    first = citations.explanations[0]
+    rows = citations.scores.double().tolist()
+    said = tuple(
+        Said(one.text, shares(row), math.exp(min(0.0, float(e.output[0]))))
+        for one, row, e in zip(citations.sentences, rows, citations.explanations, strict=True)
+    )
+    passages = citations.passages
+    parts = tuple(Part(p.text, (i,), f"document {p.document}") for i, p in enumerate(passages))
+    words = tuple(p.text for p in passages)
+    answer = Answer(citations.answer, words, parts, said, (), summed(rows))
+    checks = Checks(why_no_control=UNASKED, why_no_deletion=UNASKED)
+    title = title or "What does each sentence of the answer rest on?"
+    signed = bool((citations.scores < 0).any())
+    return AnswerCard(title, answer.sentence, checks, _made(first), (answer,), signed)
+
+
+def _made(first: Explanation) -> str:
+    from relprop import __version__
+
+    return f"relprop {__version__} · {first.method}, rules {first.rules}"
+
+
+def is_signed(explanation: Explanation) -> bool:
+    """Whether scores may speak against the target."""
+    method = METHODS.get(explanation.method)
+    return method is None or method.signed

@@ -1,0 +1,96 @@
+"""``card``: one call from a model and its input to a card."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import torch
+from torch import nn
+
+from relprop.api.explain import explain
+from relprop.cards.answer import AnswerCard
+from relprop.cards.asking import Asked, answer_card, class_card, generated, picture_card
+from relprop.cards.base import Card
+from relprop.cards.trials import command_line
+from relprop.door import guarded
+from relprop.errors import InputError
+from relprop.explanation import Generation
+from relprop.methods.options import CallOptions
+from relprop.opening import base_model
+from relprop.opening.opening import opened
+from relprop.progress import showing
+from relprop.rules import RuleSet
+from relprop.tracer.binding import bind
+
+
+@guarded
+def card(
+    model: nn.Module | str | Any,
+    inputs: Any,
+    target: Any = None,
+    *,
+    processor: Any = None,
+    picture: Any = None,
+    method: str = "transformer_attribution",
+    rules: RuleSet | str | None = None,
+    max_new_tokens: int | None = None,
+    checks: bool = True,
+    made: str | None = None,
+    precision: str | torch.dtype | None = None,
+    progress: bool | None = None,
+    trust_remote_code: bool = False,
+    strict: bool = False,
+    **method_options: Unpack[CallOptions],
+) -> Card:
+    """One page about one input: what a picture's class or a text's answer rests on, and how far to
+    trust it. ``card.to_html(path)``, ``card.to_png(path)``, or a notebook cell's last line.
+
+    A picture: its map, outlined where it is strongest and told in words, and what the model says
+    when that part is covered. A text: the answer (what a language model generates, or the class)
+    with its probabilities and runners-up, and the sentences and words that it rests on.
+
+    Args:
+        model, inputs, target, processor, method, rules, precision, trust_remote_code: as for
+            ``explain``; one sample. ``target=None`` of a model that generates: its whole answer.
+        picture: what to draw the map on, as ``relprop.plot.heatmap`` takes it; ``None``: the
+            picture that was given, or the model's own numbers.
+        max_new_tokens: how many tokens are generated at most (20).
+        checks: also explain the model with its weights shuffled, and cover parts of the input,
+            about 80 forward passes; ``False``: neither.
+        made: the call to write at the foot of the card, in place of this one.
+
+    Raises ``InputError`` for several samples, ``OptionError`` for inputs that are neither pictures
+    nor texts, and what ``explain`` raises.
+
+    >>> import relprop
+    >>> from relprop.demo.model import digit_scene_model
+    >>> from relprop.demo.scenes import make_scenes
+    >>> relprop.card(digit_scene_model(), make_scenes(1, seed=8).images, 2, checks=False).said
+    """
+    module, prepared = opened(model, inputs, processor, trust_remote_code=trust_remote_code)
+    if (count := bind(prepared.inputs).batch) != 1:
+        fact = f"a card is of one sample, and {count} are given"
+        raise InputError(fact, then=["relprop.card(model, inputs[:1])", "a card for each of them"])
+    how = {"method": method, "rules": rules, "precision": precision, **method_options}
+    named = "".join(f", {k}={v!r}" for k, v in method_options.items() if k != "processor")
+    call = made or f"relprop.card(model, inputs, {target!r}, method={method!r}{named})"
+    asked = Asked(module, prepared, how, call, checks)
+    with showing(progress):
+        generates = getattr(base_model(module), "can_generate", None)
+        if target is None and callable(generates) and generates():
+            return answer_card(asked, generated(asked, max_new_tokens=max_new_tokens))
+        found = explain(module, prepared, target, **how)  # type: ignore[arg-type]
+        stream = next(iter(found.streams.values()))
+        pictured = len(found.streams) == 1 and stream.grid is not None and len(stream.grid) == 2
+        return picture_card(asked, found, picture) if pictured else class_card(asked, found)
+
+
+def answered(
+    model: nn.Module, inputs: Any, found: Generation, processor: Any, how: Mapping[str, Any]
+) -> AnswerCard:
+    """The card of a generation that a command made. ``how``: the options it was explained with."""
+    module, prepared = opened(model, inputs, processor)
+    call = {"rules": None, **how}
+    return answer_card(Asked(module, prepared, call, command_line(sys.argv[1:]), True), found)

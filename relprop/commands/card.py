@@ -1,0 +1,50 @@
+"""``relprop card``: one page about one picture or text."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from relprop.commands.asked import Answer, Asked
+from relprop.commands.explain import method_of
+from relprop.commands.one_input import required_input
+from relprop.commands.steps import Steps
+from relprop.commands.telling import WrongUsage, tell
+from relprop.commands.writing import check_outs, write
+
+if TYPE_CHECKING:
+    from relprop.cards.base import Card
+
+ENDINGS = (".html", ".png")
+EXAMPLE = "relprop card cat.jpg --model timm:vit_base_patch16_224 --out cat.html"
+
+
+def card(asked: Asked, answer: Answer, max_new_tokens: int, *, heads: bool, checks: bool) -> None:
+    """Make a card, or the view of a model's heads, and write it. Raises ``WrongUsage`` without an
+    input; ``RelpropError``."""
+    if heads and answer.methods:
+        raise WrongUsage("--heads is of the default method: leave --method out")
+    check_outs(answer.outs, ENDINGS, force=answer.force)
+    with Steps(3 + len(answer.outs)) as steps:
+        steps.next("loading PyTorch, reading the input")
+        method, options = method_of(answer.methods, answer.rules)
+        given = required_input(asked, "card needs a picture or a text", EXAMPLE)
+        from relprop.cards.making import card as make
+        from relprop.cards.trials import command_line
+        from relprop.commands.subject import open_subject
+
+        steps.next("opening the model")
+        subject = open_subject(asked.model, given)
+        steps.next("explaining")
+        how: dict[str, Any] = {"processor": subject.processor, "checks": checks}
+        how |= {"precision": asked.model.precision, "made": command_line(sys.argv[1:]), **options}
+        target = subject.target(answer.targets[0])
+        if heads:
+            from relprop.cards.heads import head_view
+
+            found: Card = head_view(subject.model, subject.inputs, target, **how)
+        else:
+            how |= {"method": method, "max_new_tokens": max_new_tokens}
+            found = make(subject.model, subject.inputs, target, **how)
+        write(answer.outs, {".html": found.to_html, ".png": found.to_png}, steps)
+    tell(f"{found.title}\n{found.said}\n" + "\n".join(f"written: {o}" for o in answer.outs))
