@@ -226,8 +226,9 @@ def class_card(asked: Asked, found: Explanation) -> AnswerCard:
     if asked.checks:
         checks = replace(checks, **asked.control(found, asked.again(target)))
         if chance is not None:
-            what = f"probability of {_class(found)}"
-            checks = replace(checks, **_deletion(covered, words, answer.whole, chance, what))
+            checks = replace(
+                checks, **_deletion(covered, words, answer.whole, chance, _what(found))
+            )
     title, made = f"Why {_sure(found, said.probability)}?", made_by(asked.model, found, asked.made)
     signed = is_signed(found)
     return AnswerCard(title, answer.sentence, checks, made, (answer,), signed, SIGNED, why_not)
@@ -279,7 +280,7 @@ def picture_card(asked: Asked, found: Explanation, picture: Any) -> PictureCard:
 
         rows, columns = (min(n, CELLS) for n in stream.grid or (CELLS, CELLS))
         with doing("covering parts of the picture"), answering(asked.model):
-            what, own = f"probability of {_class(found)}", found.heatmap()[0].detach().cpu()
+            what, own = _what(found), found.heatmap()[0].detach().cpu()
             cover, deletion = covers(image[0].detach(), own, answers, what, (rows, columns))
         checks = replace(checks, deletion=deletion)
     region = strongest_part(heat, np.ones(heat.shape, bool))
@@ -319,6 +320,12 @@ def _class(found: Explanation) -> str:
     label = target_of(found, 0)
     known = found.labels is not None and found.labels[0] is not None
     return repr(label) if known else f"class {label}"
+
+
+def _what(found: Explanation) -> str:
+    """What is measured of the explained class; the model does not always say how it is made."""
+    made = "" if found.probability is not None else " (softmax)"
+    return f"probability of {_class(found)}{made}"
 
 
 def _sure(found: Explanation, probability: float | None) -> str:
