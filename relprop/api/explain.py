@@ -10,6 +10,7 @@ from torch import nn
 
 from relprop.door import guarded
 from relprop.explanation import Explanation
+from relprop.explanation.joining import Explanations
 from relprop.methods.options import CallOptions
 from relprop.opening import check_devices
 from relprop.opening.opening import open_model
@@ -182,7 +183,7 @@ def explain_many(
         checked_memory(memory),
         keep_pictures,
     )
-    return [row[0] for row in ask(model, inputs, targets, [question], how)]  # type: ignore[misc]
+    return Explanations(row[0] for row in ask(model, inputs, targets, [question], how))  # type: ignore[misc]
 
 
 @guarded

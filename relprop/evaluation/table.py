@@ -17,7 +17,8 @@ from relprop.errors import OptionError
 from relprop.evaluation.base import Interval, bootstrap
 from relprop.evaluation.entries import POSITION, RANDOM, Entry
 from relprop.evaluation.measures import Measure, Statistic
-from relprop.views.escape import visible
+from relprop.views.escape import markup, visible
+from relprop.views.html_tables import table
 
 FLOORS = (RANDOM.name, POSITION.name)
 
@@ -285,6 +286,13 @@ class Table:
 
     def __str__(self) -> str:
         return self.markdown()
+
+    def _repr_html_(self) -> str:
+        head = ["", *(f"{c.name} {'↑' if c.higher_is_better else '↓'}" for c in self.columns)]
+        lines = [
+            [row, *(self.text(row, c).replace("**", "") for c in self.columns)] for row in self.rows
+        ]
+        return table(head, lines) + "".join(f"<p>{markup(note, 2000)}</p>" for note in self.notes())
 
     def to_json(self) -> str:
         """Rows, columns and cells as JSON, for machines."""

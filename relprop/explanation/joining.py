@@ -20,6 +20,13 @@ LISTS = ("tokens", "words", "texts", "originals", "pictures")
 KINDS = ("attention", "gradient", "relevance")
 
 
+class Explanations(list[Explanation]):
+    """A list of explanations, which a notebook shows one below another."""
+
+    def _repr_html_(self) -> str:
+        return "".join(each._repr_html_() for each in self)
+
+
 def join(parts: list[Explanation]) -> Explanation:
     """The explanation of the whole batch. Raises ``RelpropError`` where its parts have different
     tokens or attention sites."""

@@ -64,6 +64,14 @@ def axes_or_new(ax: Axes | None, width: float, height: float) -> Axes:
     return figure(1, width, height)[1][0] if ax is None else ax
 
 
+class Panels(list[Any]):
+    """Axes of one figure, which a notebook shows as that."""
+
+    def _repr_png_(self) -> bytes | None:
+        show = getattr(self[0].figure, "_repr_png_", None) if self else None
+        return None if show is None else show()
+
+
 def several(ax: Any, rows: int, columns: int, width: float, height: float) -> list[list[Axes]]:
     """``rows`` by ``columns`` axes: those of ``ax`` (as many, in any nesting), or of a new figure,
     each ``width`` by ``height`` inches."""

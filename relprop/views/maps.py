@@ -10,6 +10,7 @@ import numpy as np
 from relprop.door import guarded
 from relprop.errors import OptionError, message
 from relprop.views.figure import (
+    Panels,
     add_scale,
     axes_or_new,
     room_for,
@@ -109,10 +110,10 @@ def compare(
     shared = _of_one_method(found) if scale is None else scale == "shared"
     images = [only(e, "compare()").grid is not None for e in found.values()]
     if all(images):
-        return _compare_maps(found, image, sample, shared, ax, colorbar)
+        return Panels(_compare_maps(found, image, sample, shared, ax, colorbar))
     if any(images):
         raise OptionError("compare(): some explanations are of images and some of texts")
-    return _compare_rows(found, sample, shared, ax, colorbar)
+    return Panels(_compare_rows(found, sample, shared, ax, colorbar))
 
 
 def _of_one_method(found: Mapping[str, Explanation]) -> bool:

@@ -13,6 +13,7 @@ from relprop.views.figure import (
     GREY,
     TICK,
     TITLE,
+    Panels,
     add_scale,
     axes_or_new,
     room_for,
@@ -189,7 +190,7 @@ def heads(
         panels[0].figure.suptitle(caption, fontsize=TITLE).set_parse_math(False)
     if colorbar:
         add_scale(drawn, panels, "")
-    return panels[: len(maps)]
+    return Panels(panels[: len(maps)])
 
 
 def _draw_head(axes: Axes, number: int, values: np.ndarray, scale: dict[str, Any]) -> AxesImage:

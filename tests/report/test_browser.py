@@ -392,6 +392,8 @@ def test_a_hover_is_answered_within_a_frame(large, opened):
 
 def test_the_ledgers_numbers(scenes, opened):
     page, ledger = opened(scenes), scenes.explanations[0].ledger
+    assert page.locator("#totals").is_hidden()  # closed at first
+    page.click("#ledger summary")
     for name, value in ledger.totals().items():
         assert float(page.text_content(f"[data-total={name}]")) == pytest.approx(
             float(value[0]), rel=6e-3
