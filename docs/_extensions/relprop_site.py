@@ -16,6 +16,8 @@ from sphinx.errors import ExtensionError
 from sphinx.writers.html5 import HTML5Translator
 from sphinx_gallery.scrapers import figure_rst
 
+from relprop.cards.base import Card
+
 _MARKUP = re.compile(
     r"(``.*?``|`[^`]+`|(?<![\w*])\*[^\s*][^*]*\*(?![\w*]))"
 )  # ``code``, `title`, *emphasis*
@@ -82,24 +84,26 @@ def figures(block: Any, variables: dict[str, Any], settings: dict[str, Any]) -> 
     """The figures that a block of a gallery script made, as files: relprop's are no part of pyplot,
     so sphinx-gallery does not see them."""
     shown = variables.setdefault("figures shown", [])
-    made = [
-        f
-        for f in variables["example_globals"].values()
-        if isinstance(f, Figure) and not any(f is s for s in shown)
-    ]
+    every = variables["example_globals"].values()
+    made = [f for f in every if isinstance(f, (Figure, Card)) and not any(f is s for s in shown)]
     shown.extend(made)
     paths = []
     for fig, path in zip(made, variables["image_path_iterator"], strict=False):
-        fig.savefig(path, dpi=110)
+        if isinstance(fig, Card):
+            fig.to_png(path)
+        else:
+            fig.savefig(path, dpi=110)
         paths.append(path)
     says = "; ".join(dict.fromkeys(_alternative(f, variables["src_file"]) for f in made))
     return figure_rst(paths, settings["src_dir"], says)
 
 
-def _alternative(figure: Figure, script: str) -> str:
+def _alternative(figure: Figure | Card, script: str) -> str:
     """What a figure shows, for who does not see it: the script's heading, and what stands over the
     panels."""
     heading = Path(script).read_text(encoding="utf-8").strip().splitlines()[1].strip()
+    if isinstance(figure, Card):
+        return f"{figure.title} {figure.said}"
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
     return heading + (f": {', '.join(dict.fromkeys(titles))}" if titles else "")
 

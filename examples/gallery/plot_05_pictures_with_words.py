@@ -14,20 +14,16 @@ from relprop.demo.quadrants import make_quadrants
 model, processor = quadrant_model(), quadrant_processor()
 drawn = make_quadrants(1, seed=4)
 inputs = {"images": drawn.pictures(), "text": "<image> " + drawn.questions[0]}
+card = relprop.card(model, inputs, processor=processor, max_new_tokens=2)
+print(drawn.questions[0], card.answers[0].text)
+card
+
+# %%
+# Which quarter the answer names is known; so much of the heat of its first word lies there.
+
+assert card.answers[0].text == drawn.answers[0]
 generation = relprop.explain_generation(model, inputs, processor=processor, max_new_tokens=2)
-print(drawn.questions[0], *generation.labels[0])
-
-# %%
-# Per token of the answer: the picture under its map, and the words before it. Which quarter the
-# answer names is known.
-
-assert " ".join(generation.labels[0]) == drawn.answers[0]
-generation.plot()
-
-# %%
-# One step is an explanation like any other.
-
 heat = generation.steps[0]["pixel_values"].heatmap()[0]
 share = float((heat * drawn.quarters[0]).sum() / heat.sum())
 print(f"{share:.0%} of the heat of {generation.labels[0][0]!r} lies in the quarter")
-generation.steps[0]["pixel_values"].plot()
+fig = generation.steps[0]["pixel_values"].plot()

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LONG = 10_000  # characters of a text that are shown
+FEW_WORDS = 3  # that are named of a prompt of one sentence
 FEW, SMALL = 8, 0.02  # of more parts those with a smaller share are shown as one line each
 
 
@@ -78,10 +79,14 @@ class Answer:
         best = max(range(len(found)), key=found.__getitem__)
         if not any(found):
             return "All scores are 0: it is not known what the answer rests on."
+        total, text = sum(map(abs, self.whole)), f"“{visible(self.text, 160)}” rests mostly on"
+        if len(self.parts) + len(self.maps) == 1:
+            order = sorted(range(len(self.words)), key=lambda i: -self.whole[i])[:FEW_WORDS]
+            named = [f"“{visible(self.words[i], 40)}” ({self.whole[i] / total:.0%})" for i in order]
+            return f"{text} {', '.join(named)}."
         name = self.names()[best]
         quoted = f"“{visible(name, 160)}”" if best < len(self.parts) else name
-        share = found[best] / (sum(map(abs, found)) or 1.0)
-        return f"“{visible(self.text, 160)}” rests mostly on {quoted} ({share:.0%})."
+        return f"{text} {quoted} ({found[best] / total:.0%})."
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -151,7 +156,7 @@ class AnswerCard(Card):
         """A row for every sentence, and one for pictures and for the answer's own words."""
         found, shown, heading = one.of_parts(one.whole), [], ""
         most = max(map(abs, found), default=0.0) or 1.0
-        total = sum(map(abs, found)) or 1.0
+        size = sum(map(abs, one.whole)) or 1.0
         top = max(map(abs, one.whole), default=0.0) or 1.0
         for k, (name, share) in enumerate(zip(one.names(), found, strict=True)):
             part = one.parts[k] if k < len(one.parts) else Part(name, ())
@@ -161,10 +166,10 @@ class AnswerCard(Card):
             if k == len(found) - 1 and share == 0:
                 shown.append('<div class="part" data-part hidden>')
             else:
-                small = k < len(one.parts) > FEW and abs(share) / total < SMALL
+                small = k < len(one.parts) > FEW and abs(share) / size < SMALL
                 shown.append(f'<div class="part{" small" if small else ""}" data-part>')
             shown.append(
-                f'<b data-percent>{share / total:.0%}</b><span class="track"><span '
+                f'<b data-percent>{share / size:.0%}</b><span class="track"><span '
                 f'style="width:{100 * abs(share) / most:.1f}%"></span></span>'
                 f'<p dir="auto">{_shaded(part, one, top)}</p></div>'
             )
@@ -195,7 +200,7 @@ class AnswerCard(Card):
 
         one = self.answers[0]
         found, names = one.of_parts(one.whole), one.names()
-        total = sum(map(abs, found)) or 1.0
+        total = sum(map(abs, one.whole)) or 1.0
         kept = [k for k in range(len(found)) if len(found) <= 20 or abs(found[k]) / total >= SMALL]
         kept = [k for k in kept if k < len(found) - 1 or found[k]]
         images = len(one.maps)

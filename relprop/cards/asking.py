@@ -210,7 +210,8 @@ def class_card(asked: Asked, found: Explanation) -> AnswerCard:
     covered, row = Covered(asked.model, asked.prepared.inputs), scores_of(found, 0, words)
     others, against, why_not = _other_classes(asked, found, covered)
     rival_row = shares(scores_of(against[0], 0, words)) if against else None
-    said = Said(_class(found), shares(row), probability_of(found, 0), tuple(others), rival_row)
+    name = _class(found).strip("'")
+    said = Said(name, shares(row), probability_of(found, 0), tuple(others), rival_row)
     if chance is not None:
         said = replace(said, probability=float(chance(covered.plain())[0]))
     answer = Answer(
