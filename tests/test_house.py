@@ -46,10 +46,11 @@ FLOORS = {
     "evaluation": 9,
     "interop": 8,
     "testing": 10,
-    "commands": 10,
-    "cli": 11,
-    "__main__": 12,
-    "__init__": 13,
+    "cards": 10,
+    "commands": 11,
+    "cli": 12,
+    "__main__": 13,
+    "__init__": 14,
 }
 MODULES = sorted(p for p in PACKAGE.rglob("*.py"))
 
