@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from relprop.api.instrument import instrument
     from relprop.api.maximization import Maximization, activation_maximization
     from relprop.api.rounding import rounding_stability
+    from relprop.cards.heads import HeadView, head_view
     from relprop.compiled import Explainer
     from relprop.errors import RelpropError, RelpropWarning
     from relprop.explanation import Citations, Explanation
@@ -64,6 +65,7 @@ __all__ = [
     "explain",
     "explain_generation",
     "explain_many",
+    "head_view",
     "instrument",
     "load",
     "load_explainer",
@@ -87,6 +89,7 @@ _HOMES = {
     "api.maximization": ("Maximization", "activation_maximization"),
     "opening": ("open_model",),
     "api.rounding": ("rounding_stability",),
+    "cards.heads": ("HeadView", "head_view"),
     "compiled": ("Explainer",),
     "errors": ("RelpropError", "RelpropWarning"),
     "explanation": ("Citations", "Explanation"),
@@ -100,7 +103,7 @@ _MODULES = (
     *("runs", "targets", "testing"),
 )
 #: Classes of what functions return, to annotate with.
-_RESULTS = ("Citations", "Comparison", "Explainer", "Generation", "Maximization")
+_RESULTS = ("Citations", "Comparison", "Explainer", "Generation", "HeadView", "Maximization")
 #: Modules that have a shorter public name than their own.
 _SHORT_NAMES = {"plot": "views.plot"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

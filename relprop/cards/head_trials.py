@@ -1,0 +1,184 @@
+"""What the model says when some attention heads no longer tell one query from another: the strongest
+heads of a head view, beside as many drawn by chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from relprop.api.instrument import Instrument
+from relprop.cards.trials import chance_of
+from relprop.errors import OptionError
+from relprop.explanation import Block, Explanation
+from relprop.interpreter.points import Excerpt
+from relprop.progress import told
+from relprop.runner.describe import names_of
+from relprop.targets.outputs import class_output
+from relprop.targets.start import has_batch_axis
+from relprop.tracer.program import Site
+from relprop.views.escape import markup
+
+DRAWS, AT_ONCE, ENOUGH = 20, 5, 15  # of fewer than 15 heads a quarter is taken away at once
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """What the model says with ``count`` heads ablated, each head's attention replaced by its mean
+    over the queries. ``by_share``: the strongest; ``by_chance``: as many of the others, ``DRAWS``
+    times; ``what``: what the numbers are (``"probability of 'cat'"``)."""
+
+    count: int
+    before: float
+    by_share: float
+    by_chance: tuple[float, ...]
+    what: str
+
+    @property
+    def chance(self) -> tuple[float, float, float]:
+        """What the draws leave: the 5 % quantile, the median, the 95 % quantile."""
+        at = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)
+        low, middle, high = torch.tensor(self.by_chance).double().quantile(at).tolist()
+        return low, middle, high
+
+    def _written(self, value: float) -> str:
+        """A number as it is shown: three digits."""
+        return f"{value:.3f}" if self.what.startswith("probability") else f"{value:.3g}"
+
+    @property
+    def verdict(self) -> str:
+        """Whether the strongest heads do more than others, as far as the shown digits tell."""
+        low, _, high, found = (float(self._written(v)) for v in (*self.chance, self.by_share))
+        heads = "one head" if self.count == 1 else f"{self.count} heads"
+        if found < low:
+            return f"That is more than {heads} drawn by chance."
+        if found > high:
+            return f"That is less than {heads} drawn by chance: others matter more here."
+        return f"That is no more than {heads} drawn by chance."
+
+    @property
+    def sentence(self) -> str:
+        """The numbers, and what they say."""
+        low, middle, high = map(self._written, self.chance)
+        one = self.count == 1
+        heads = "one head" if one else f"{self.count} heads"
+        return (
+            f"Taking the {'strongest head' if one else f'{self.count} strongest heads'} away takes "
+            f"the {self.what} from {self._written(self.before)} to {self._written(self.by_share)}; "
+            f"{heads} drawn by chance among the others, to {middle} (median of "
+            f"{len(self.by_chance)} draws; 5–95 %: {low} to {high}). {self.verdict}"
+        )
+
+    def html(self) -> str:
+        """The sentence, and the numbers as a table."""
+        low, middle, high = map(self._written, self.chance)
+        rows = (
+            ("all heads", self._written(self.before)),
+            (f"without the {self.count} strongest", self._written(self.by_share)),
+            (f"without {self.count} by chance", f"{middle} ({low} to {high})"),
+        )
+        cells = "".join(f"<tr><th scope=row>{n}</th><td>{value}</td></tr>" for n, value in rows)
+        return (
+            f"<p>{markup(self.sentence, 800)}</p><table><caption>{markup(self.what, 200)}"
+            f"</caption>{cells}</table>"
+        )
+
+
+def ablated(probe: Instrument, explanation: Explanation, shares: Sequence[Tensor]) -> Ablation:
+    """Take heads away in a run under observation, for the target that was explained. ``shares``:
+    for each block (heads,). Raises ``OptionError`` where a head's attention map cannot be set."""
+    names = _set_evenly(probe, explanation.blocks or ())
+    flat, sizes = torch.cat(list(shares)), [len(s) for s in shares]
+    count = AT_ONCE if len(flat) >= ENOUGH else max(1, len(flat) // 4)
+    if len(flat) < 2:
+        raise OptionError("the model has 1 attention head, and no other to compare it with")
+    order, draw = flat.argsort(descending=True, stable=True), torch.Generator().manual_seed(0)
+    others = order[count:]
+    some = [others[torch.randperm(len(others), generator=draw)[:count]] for _ in range(DRAWS)]
+    what, answer = _answer(probe, explanation)
+
+    def without(heads: Tensor) -> float:
+        chosen = torch.zeros(len(flat), dtype=torch.bool).index_fill(0, heads, True)
+        masks = dict(zip(names, chosen.split(sizes), strict=True))
+        tensors = tuple(
+            _stretched(masks[name], tensor) if name in masks else tensor
+            for name, tensor in zip(probe.inputs.names, probe.inputs.tensors, strict=True)
+        )
+        probe.inputs = replace(probe.inputs, tensors=tensors)
+        probe._forget()
+        return answer()
+
+    every = [order[:0], order[:count], *some]
+    before, by_share, *by_chance = [without(h) for h in told(every, "taking heads away", len(every))]
+    return Ablation(count, before, by_share, tuple(by_chance), what)
+
+
+def _stretched(heads: Tensor, mask: Tensor) -> Tensor:
+    """Which heads, (heads,), as a mask of their maps, (1, *heads, queries, keys)."""
+    shape = mask.shape[1:-2]
+    return heads.view(1, *shape, 1, 1).expand(mask.shape).to(mask.device)
+
+
+def _set_evenly(probe: Instrument, blocks: Sequence[Block]) -> list[str]:
+    """Let every block's map be even wherever an input says so that this adds; the names of these
+    inputs. Nothing is guessed: a block is the site of its path whose map has its numbers."""
+    program, left = probe.session.program, list(probe.session.program.sites)
+    labels = {node: name for name, node in program.labels.items() if ":" in name}
+    chosen = list[tuple[str, Site]]()
+    for block in blocks:
+        site = next((s for s in left if s.path == block.path), None)
+        name = labels.get(site.attention, "") if site else ""
+        found = probe.value(name)[name] if name else None
+        if site is None or found is None or not _same(found.mT if site.transposed else found, block):
+            raise OptionError(f"the attention map of {block.path!r} cannot be set")
+        left.remove(site)
+        chosen.append((name, site))
+    for name, site in chosen:
+        probe.set(name, _even_columns if site.transposed else _even, samples=0)
+    return [f"where {name} is set" for name, _ in chosen]
+
+
+def _same(found: Tensor, block: Block) -> bool:
+    return found.shape == block.attention.shape and torch.allclose(
+        found.to(block.attention), block.attention, rtol=1e-3, atol=1e-5
+    )
+
+
+def _even(maps: Tensor) -> Tensor:
+    """Every query gets the mean over the queries, (..., queries, keys), of the keys that it may
+    attend to."""
+    mixture = maps.mean(-2, keepdim=True) * (maps > 0).to(maps.dtype)
+    return mixture / mixture.sum(-1, keepdim=True).clamp(min=1e-30)
+
+
+def _even_columns(maps: Tensor) -> Tensor:
+    return _even(maps.mT).mT
+
+
+def _answer(probe: Instrument, explanation: Explanation) -> tuple[str, Callable[[], float]]:
+    """What the numbers are, and the one of the run as it is now: a probability where that can be
+    known, else y_t."""
+    target, chance = explanation.target, chance_of(explanation)
+    label = None if explanation.labels is None else explanation.labels[0]
+    named = f"class {target[0]!r}" if label is None else repr(label)
+    named = label if label is not None and "'" in label else named
+    if explanation.probability is None and chance is None:
+        return "explained value (of which no probability is known)", (
+            lambda: float(probe.output()[0])
+        )
+
+    def probability() -> float:
+        session, (run, _) = probe.session, probe._forward()
+        outputs = run.outputs(session.program)
+        if explanation.probability is not None:
+            found = names_of(session, outputs, target, run.part.prepared.processor).probability
+            assert found is not None
+            return float(found[0])
+        node = class_output(session.program).node
+        made = outputs[node]
+        assert chance is not None and not isinstance(made, Excerpt)
+        return float(chance((made[:, 0] if has_batch_axis(node) else made).detach())[0])
+
+    return f"probability of {named}", probability
