@@ -1,9 +1,9 @@
 """
-Which head looked where
-=======================
+Which heads the answer comes through
+====================================
 
-What each head of a block attended to, and what of it spoke for the class: attention alone says
-the first, attention times its gradient and relevance the second.
+How much of a map goes through each attention head of each layer, and what the model says when the
+strongest heads are taken away, beside as many drawn by chance.
 """
 
 import relprop
@@ -11,12 +11,12 @@ from relprop.demo.model import digit_scene_model
 from relprop.demo.scenes import make_scenes
 
 model, scenes = digit_scene_model(), make_scenes(1, seed=12)
-digit = int(scenes.digits[0, 0])
-explanation = relprop.explain(model, scenes.images, target=digit, keep="blocks")
-fig = relprop.plot.heads(explanation, block=3, kind="attention")[0].figure
+view = relprop.head_view(model, scenes.images, target=int(scenes.digits[0, 0]))
+fig = view.plot()
 
 # %%
-# The relevance of the same heads, for this one class:
+# ``view.to_html("heads.html")`` is a page that enlarges each head's map. The same in words:
 
-fig_relevance = relprop.plot.heads(explanation, block=3, kind="relevance")[0].figure
-print(explanation.summary())
+print(view.said)
+print(view.ablation.sentence)
+print([[round(share, 3) for share in layer.tolist()] for layer in view.shares])

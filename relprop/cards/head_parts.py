@@ -30,6 +30,9 @@ def head_vectors(explanation: Explanation) -> tuple[Tensor, ...]:
     queries, which pools the tokens, is read evenly. Nothing says that a model is built so: that
     the parts add up to the scores does. Raises ``OptionError`` where they do not.
     """
+    if len(explanation.streams) > 1:
+        names = ", ".join(map(repr, explanation.streams))
+        raise _refused(f"the scores are of {len(explanation.streams)} inputs ({names})")
     stream, blocks = only(explanation, "head_view()"), explanation.blocks or ()
     read, found = stream.identity[0].detach().cpu().double(), list[Tensor]()
     for block in reversed(blocks):
@@ -48,8 +51,8 @@ def head_vectors(explanation: Explanation) -> tuple[Tensor, ...]:
     total = torch.stack([vectors.sum(0) for vectors in found]).sum(0)
     worst = int((total - scores).abs().argmax())
     if not float((total - scores).abs()[worst]) <= OFF * float(scores.abs().max()):
-        place = f"token {worst}, {total[worst]:.4g}, and its score is {scores[worst]:.4g}"
-        raise _refused(f"the parts of all heads add up, at {place}")
+        place = f"at token {worst}, whose score is {scores[worst]:.6g}"
+        raise _refused(f"the parts of all heads add up to {total[worst]:.6g} {place}")
     if not float(total.sum()) > 0:
         fact = "the scores are all 0, so that no head has a share of them"
         raise OptionError(message(fact, then=["explain another target", "print(explanation)"]))
@@ -60,7 +63,7 @@ def _refused(fact: str) -> OptionError:
     why = "the layers do not follow one another on one sequence, or options change the roll-up"
     then = [
         "relprop.plot.heads(relprop.explain(..., keep='blocks'), block=-1, kind='relevance')",
-        "explanation.blocks[...] has the attention, gradient and relevance of each head",
+        "explanation.blocks[...] of it has the attention, gradient and relevance of each head",
     ]
     return OptionError(message(f"{fact}: {why}", then=then))
 
@@ -95,5 +98,7 @@ def parts_of(explanation: Explanation, vectors: Sequence[Tensor]) -> list[Parts]
 
 
 def percent(share: float) -> str:
-    """A share as people read it."""
-    return "0 %" if share == 0 else "< 0.1 %" if share < 0.001 else f"{100 * share:.2g} %"
+    """A share as people read it, on one line."""
+    if 0 < share < 0.001:
+        return "<\u00a00.1\u00a0%"
+    return f"{100 * share:.{0 if share >= 0.0995 or not share else 1}f}\u00a0%"

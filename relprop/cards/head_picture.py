@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from relprop.cards.heads import HeadView
 
-LEFT, SIDE, STRIP_HIGH = 3.4, 0.7, 0.4  # inches: the left part, a small map, a text's
+LEFT, BESIDE = 3.4, 0.9  # inches: the left part, and the room around it
+SIDE, STRIP_HIGH = 0.7, 0.4  # of a small map, and how high a text's is
 
 
 def drawn(view: HeadView) -> Figure:
@@ -25,8 +26,8 @@ def drawn(view: HeadView) -> Figure:
     whole, most = view.whole, max(map(len, view.vectors))
     high = STRIP_HIGH if whole.names is not None else SIDE
     wide, height = 0.6 + SIDE * most, 0.6 + (high + 0.15) * len(view.vectors)
-    fig = blank(LEFT + wide, max(height, LEFT) + 0.4)
-    left, right = grid_of(fig, 1, 2, [LEFT, wide])[0]
+    fig = blank(LEFT + BESIDE + wide, max(height, LEFT) + 0.4)
+    left, right = grid_of(fig, 1, 2, [LEFT + BESIDE, wide])[0]
     strongest = float(whole.cells.max()) or 1.0
     if whole.names is not None:
         shares = (whole.cells / strongest).flat[: len(whole.names)].tolist()
@@ -46,7 +47,7 @@ def _draw_heads(axes: Axes, view: HeadView) -> None:
     layers, most = len(view.vectors), max(map(len, view.vectors))
     for layer, (vectors, shares) in enumerate(zip(view.vectors, view.shares, strict=True)):
         top = layers - 1 - layer
-        for head, part in enumerate(parts_of(view.explanation, vectors)):
+        for head, part in enumerate(parts_of(view.explanation, list(vectors))):
             extent = (head - 0.45, head + 0.45, top + 0.25, top - 0.45)
             axes.imshow(part.cells, extent=extent, aspect="auto", **scale_of(part.cells))
             share = percent(float(shares[head]))

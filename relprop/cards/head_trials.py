@@ -1,10 +1,11 @@
-"""What the model says when some attention heads no longer tell one query from another: the strongest
-heads of a head view, beside as many drawn by chance."""
+"""What the model says when some attention heads no longer tell one query from another: the
+strongest of a head view, beside as many drawn by chance."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +46,8 @@ class Ablation:
 
     def _written(self, value: float) -> str:
         """A number as it is shown: three digits."""
-        return f"{value:.3f}" if self.what.startswith("probability") else f"{value:.3g}"
+        decimals = self.what.startswith("probability") and value >= 0.1
+        return f"{value:.3f}" if decimals else f"{value:.3g}"
 
     @property
     def verdict(self) -> str:
@@ -68,7 +70,7 @@ class Ablation:
             f"Taking the {'strongest head' if one else f'{self.count} strongest heads'} away takes "
             f"the {self.what} from {self._written(self.before)} to {self._written(self.by_share)}; "
             f"{heads} drawn by chance among the others, to {middle} (median of "
-            f"{len(self.by_chance)} draws; 5–95 %: {low} to {high}). {self.verdict}"
+            f"{len(self.by_chance)} draws; 5–95\u00a0%: {low} to {high}). {self.verdict}"
         )
 
     def html(self) -> str:
@@ -86,9 +88,12 @@ class Ablation:
         )
 
 
-def ablated(probe: Instrument, explanation: Explanation, shares: Sequence[Tensor]) -> Ablation:
+def ablated(
+    probe: Instrument, explanation: Explanation, shares: Sequence[Tensor], processor: Any = None
+) -> Ablation:
     """Take heads away in a run under observation, for the target that was explained. ``shares``:
-    for each block (heads,). Raises ``OptionError`` where a head's attention map cannot be set."""
+    for each block (heads,); ``processor``: what read the input, if
+    anything did. Raises ``OptionError`` where a head's attention map cannot be set."""
     names = _set_evenly(probe, explanation.blocks or ())
     flat, sizes = torch.cat(list(shares)), [len(s) for s in shares]
     count = AT_ONCE if len(flat) >= ENOUGH else max(1, len(flat) // 4)
@@ -97,7 +102,7 @@ def ablated(probe: Instrument, explanation: Explanation, shares: Sequence[Tensor
     order, draw = flat.argsort(descending=True, stable=True), torch.Generator().manual_seed(0)
     others = order[count:]
     some = [others[torch.randperm(len(others), generator=draw)[:count]] for _ in range(DRAWS)]
-    what, answer = _answer(probe, explanation)
+    what, answer = _answer(probe, explanation, processor)
 
     def without(heads: Tensor) -> float:
         chosen = torch.zeros(len(flat), dtype=torch.bool).index_fill(0, heads, True)
@@ -111,7 +116,9 @@ def ablated(probe: Instrument, explanation: Explanation, shares: Sequence[Tensor
         return answer()
 
     every = [order[:0], order[:count], *some]
-    before, by_share, *by_chance = [without(h) for h in told(every, "taking heads away", len(every))]
+    before, by_share, *by_chance = [
+        without(h) for h in told(every, "taking heads away", len(every))
+    ]
     return Ablation(count, before, by_share, tuple(by_chance), what)
 
 
@@ -131,7 +138,11 @@ def _set_evenly(probe: Instrument, blocks: Sequence[Block]) -> list[str]:
         site = next((s for s in left if s.path == block.path), None)
         name = labels.get(site.attention, "") if site else ""
         found = probe.value(name)[name] if name else None
-        if site is None or found is None or not _same(found.mT if site.transposed else found, block):
+        if (
+            site is None
+            or found is None
+            or not _same(found.mT if site.transposed else found, block)
+        ):
             raise OptionError(f"the attention map of {block.path!r} cannot be set")
         left.remove(site)
         chosen.append((name, site))
@@ -157,13 +168,17 @@ def _even_columns(maps: Tensor) -> Tensor:
     return _even(maps.mT).mT
 
 
-def _answer(probe: Instrument, explanation: Explanation) -> tuple[str, Callable[[], float]]:
+def _answer(
+    probe: Instrument, explanation: Explanation, processor: Any
+) -> tuple[str, Callable[[], float]]:
     """What the numbers are, and the one of the run as it is now: a probability where that can be
     known, else y_t."""
     target, chance = explanation.target, chance_of(explanation)
     label = None if explanation.labels is None else explanation.labels[0]
-    named = f"class {target[0]!r}" if label is None else repr(label)
-    named = label if label is not None and "'" in label else named
+    what = (
+        f"class {target[0]}" if isinstance(target[0], int) else f"element {target[0]} of the output"
+    )
+    named = what if label is None else label if "'" in label else repr(label)
     if explanation.probability is None and chance is None:
         return "explained value (of which no probability is known)", (
             lambda: float(probe.output()[0])
@@ -173,7 +188,7 @@ def _answer(probe: Instrument, explanation: Explanation) -> tuple[str, Callable[
         session, (run, _) = probe.session, probe._forward()
         outputs = run.outputs(session.program)
         if explanation.probability is not None:
-            found = names_of(session, outputs, target, run.part.prepared.processor).probability
+            found = names_of(session, outputs, target, processor).probability
             assert found is not None
             return float(found[0])
         node = class_output(session.program).node
@@ -181,4 +196,6 @@ def _answer(probe: Instrument, explanation: Explanation) -> tuple[str, Callable[
         assert chance is not None and not isinstance(made, Excerpt)
         return float(chance((made[:, 0] if has_batch_axis(node) else made).detach())[0])
 
-    return f"probability of {named}", probability
+    assumed = "" if explanation.probability is not None else " (by a softmax)"
+    assumed = assumed if explanation.predictions is not None or not assumed else " (by a sigmoid)"
+    return f"probability of {named}{assumed}", probability

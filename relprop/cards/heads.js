@@ -3,12 +3,13 @@ const table = [...document.querySelectorAll(".heads tr")].map((row) => [...row.q
 const large = document.getElementById("large"), which = document.getElementById("which");
 const picture = data.picture ? Object.assign(new Image(), { src: data.picture }) : null;
 const dark = matchMedia("(prefers-color-scheme: dark)");
-const percent = (share) => share >= 0.001 ? `${Number((100 * share).toPrecision(2))} %` : "< 0.1 %";
+const percent = (share) => share >= 0.001 ? `${Number((100 * share).toPrecision(2))}\u00a0%` : "<\u00a00.1\u00a0%";
 let chosen = data.first;
 
 function paint(canvas, head, width, height, ground) {
   canvas.width = width; canvas.height = height;
   const pen = canvas.getContext("2d"), w = width / data.columns, h = height / data.rows;
+  pen.imageSmoothingEnabled = width < 6 * (ground?.width ?? 0);
   if (ground) pen.drawImage(ground, 0, 0, width, height);
   pen.fillStyle = ground ? "#f0873a" : getComputedStyle(canvas).getPropertyValue("--for").trim();
   head.cells.forEach((value, i) => {
@@ -23,7 +24,7 @@ function words(head) {
     word.className = "shade";
     word.style.setProperty("--s", `${value / 2.55}%`);
     word.textContent = data.names[i];
-    if (share >= 0.005) word.append(Object.assign(document.createElement("sub"), { textContent: ` ${percent(share)}` }));
+    if (share >= 0.005) word.append(Object.assign(document.createElement("sub"), { textContent: percent(share) }));
     return [word, " "];
   });
 }
@@ -39,13 +40,13 @@ function enlarge(number) {
   }
   const place = data.names ? `“${data.names[at]}”` : `the patch in row ${Math.floor(at / columns)}, column ${at % columns}`;
   const strongest = at < 0 ? "" : ` Strongest: ${place} (${percent(head.most)}).`;
-  which.textContent = `${head.label[0].toUpperCase()}${head.label.slice(1)}${head.path ? `, module ${head.path}` : ""}.${strongest} On tokens that are not shown (class token, separators): ${head.rest}.`;
+  which.textContent = `${head.label[0].toUpperCase()}${head.label.slice(1)}${head.path ? `, module ${head.path}` : ""}.${strongest}${head.rest}`;
 }
 
 function all() {
   for (const button of heads) {
-    const canvas = button.querySelector("canvas"), cell = Math.max(1, Math.floor(56 / data.columns));
-    if (canvas) paint(canvas, data.heads[button.dataset.head], cell * data.columns, data.names ? 12 * data.rows : cell * data.rows);
+    const canvas = button.querySelector("canvas"), cell = Math.max(2, Math.floor(96 / data.columns));
+    if (canvas) paint(canvas, data.heads[button.dataset.head], cell * data.columns, data.names ? 20 * data.rows : cell * data.rows);
   }
   enlarge(chosen);
 }

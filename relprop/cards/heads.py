@@ -36,14 +36,16 @@ if TYPE_CHECKING:
 
 METHOD, MOST = "transformer_attribution", 0.8  # the share that the sentence is about
 HELP = (
-    "A row for each layer, the last one, next to the answer, on top; a column for each head; both "
-    "counted from 0, as in the model. Click a map to enlarge it, or go to it with the arrow keys "
+    "How much of the relevance map of this answer goes through each attention head, in per cent "
+    "and as a bar; all heads have 100\u00a0% together. A way through several heads counts for the "
+    "one nearest the input. Each small map has a scale of its own: its strongest place has the "
+    "full colour. A row for each layer, the last one, next to the answer, on top; a column for "
+    "each head; both counted from 0. Click a map to enlarge it, or go to it with the arrow keys "
     "and press Enter."
 )
-MEANING = (
-    "The percentage and the bar say how much of the whole map goes through a head; all heads have "
-    "100 % together. A way through several heads counts for the one nearest the input. Each small "
-    "map has a scale of its own: its strongest place has the full colour."
+TAKEN = (
+    "A head is taken away by replacing its attention with its mean over the queries: it still "
+    "passes something on, the same to every token."
 )
 
 
@@ -89,7 +91,8 @@ def head_view(
     with showing(progress):
         inputs, (question,) = told_beside(inputs, [Question(METHOD, options, rules)])
         module, given = opened(model, inputs, processor, trust_remote_code=trust_remote_code)
-        bound, how = bind(given.inputs), {"rules": rules, "precision": precision}
+        bound = bind(given.inputs)
+        how: dict[str, Any] = {"rules": rules, "precision": precision}
         if bound.batch != 1:
             fact = f"head_view() shows one sample, and these are {bound.batch}"
             raise InputError(message(fact, then=["a call for each sample: inputs[:1]"]))
@@ -105,7 +108,8 @@ def head_view(
         judged = Checks(concerns=tuple(found.concerns(0)))
         if checks:
             with instrument(module, given, aim, verify=False, **how) as probe:
-                ablation, why = _ablation(lambda: ablated(probe, found, shares_of(vectors)))
+                shares, reads = shares_of(vectors), given.processor
+                ablation, why = _ablation(lambda: ablated(probe, found, shares, reads))
             judged = _checks(module, found, lambda other: again(other, aim))
         called = call or f"relprop.head_view(model, inputs, target={found.target[0]!r})"
         title = f"Which attention heads lead to “{target_of(found, 0)}”?"
@@ -151,7 +155,7 @@ def _said(shares: tuple[Tensor, ...]) -> str:
     head, share = int(shares[layer].argmax()), float(shares[layer].max())
     return (
         f"{few} of {counted(len(flat), 'attention head')} carr{'ies' if few == 1 else 'y'} "
-        f"{MOST * 100:.0f} % of the map; the strongest is head {head} of layer {layer} "
+        f"{percent(MOST)} of the relevance map; the strongest is head {head} of layer {layer} "
         f"({percent(share)})."
     )
 
@@ -210,10 +214,10 @@ class HeadView(Card):
         heads = []
         for layer, vectors in enumerate(self.vectors):
             path = (self.explanation.blocks or ())[layer].path
-            for head, part in enumerate(parts_of(self.explanation, vectors)):
+            for head, part in enumerate(parts_of(self.explanation, list(vectors))):
                 share = percent(float(vectors[head].sum()) / total)
                 heads.append(_shown(f"layer {layer}, head {head}: {share}", path, part, total))
-        heads.append(_shown("all heads together: 100 %", "", self.whole, total))
+        heads.append(_shown("all heads together: 100\u00a0%", "", self.whole, total))
         ground = None
         if self.seen is not None:
             shown = grey(self.seen / 255)[..., None] * np.full(3, 255.0)
@@ -248,10 +252,9 @@ class HeadView(Card):
             '<figcaption id="which" aria-live="polite"></figcaption></figure></section>'
             f'<section><h2>Every head of every layer</h2><p class="soft">{HELP}</p>'
             f'<p><button type="button" data-head="{sum(map(len, self.vectors))}" aria-pressed='
-            f'"false">All heads together</button></p>{self._table()}'
-            f'<p class="soft">{MEANING}</p></section><section><h2>Without the strongest heads</h2>'
-            f'{judged}<p class="soft">A head is taken away by replacing its attention with its mean '
-            "over the queries: it still passes something on, the same to every token.</p></section>"
+            f'"false">All heads together</button></p>{self._table()}</section>'
+            "<section><h2>Without the strongest heads</h2>"
+            f'{judged}<p class="soft">{TAKEN}</p></section>'
         )
 
     def _table(self) -> str:
@@ -267,11 +270,17 @@ class HeadView(Card):
             )
             rows.append(f"<tr><th scope=row>layer {layer}</th>{cells}</tr>")
             first += len(shares)
-        heads = "".join(f"<th scope=col>head {k}</th>" for k in range(max(map(len, self.shares))))
+        most = max(map(len, self.shares))
+        heads = "".join(f"<th scope=col>head {k}</th>" for k in range(most))
         return (
-            '<div class="wide"><table class="heads"><caption class="silent">Share of each head'
-            f"</caption><tr><td></td>{heads}</tr>{''.join(reversed(rows))}</table></div>"
+            f'<div class="wide"><table class="heads" style="--heads:{most}"><caption '
+            f'class="silent">Share of each head</caption><tr><td></td>{heads}</tr>'
+            f"{''.join(reversed(rows))}</table></div>"
         )
+
+    def plot(self) -> Figure:
+        """The same as a matplotlib figure. Raises ``OptionError`` without matplotlib."""
+        return self._figure()
 
     def _figure(self) -> Figure:
         from relprop.cards.head_picture import drawn
@@ -281,12 +290,13 @@ class HeadView(Card):
 
 def _shown(label: str, path: str, part: Parts, total: float) -> dict[str, Any]:
     """One head for the page's script. ``most``: the share that its strongest cell has of all."""
-    most = float(part.cells.max())
+    most, rest = float(part.cells.max()), part.rest / total
+    beside = f" On tokens that are not shown (class token, separators): {percent(rest)}."
     cells = np.round(255 * part.cells / (most or 1.0)).astype(int)
     return {
         "label": label,
         "path": path,
-        "rest": percent(part.rest / total),
+        "rest": beside if rest >= 0.001 else "",
         "most": round(most / total, 6),
         "cells": cells.ravel().tolist(),
     }

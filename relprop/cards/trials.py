@@ -114,7 +114,7 @@ def _chart(deletion: Deletion) -> str:
     base, end = top + height, left + width
     return (
         f'<figure class="curve"><svg viewBox="0 0 360 195" role="img" aria-label="'
-        f'{markup(deletion.what, 200)} as parts of the input are covered; the table below has the '
+        f"{markup(deletion.what, 200)} as parts of the input are covered; the table below has the "
         f'numbers"><path class="axis" d="M{left},{top}V{base}H{end}"/>{curves}'
         f'<text x="{left - 5}" y="{top + 8}" text-anchor="end">{high:.3g}</text>'
         f'<text x="{left - 5}" y="{base}" text-anchor="end">{low:.3g}</text>'
