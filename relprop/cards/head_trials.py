@@ -14,13 +14,9 @@ from relprop.api.instrument import Instrument
 from relprop.cards.trials import chance_of
 from relprop.errors import OptionError
 from relprop.explanation import Block, Explanation
-from relprop.interpreter.points import Excerpt
 from relprop.progress import told
 from relprop.runner.describe import names_of
 from relprop.targets.outputs import class_output
-from relprop.targets.start import has_batch_axis
-from relprop.tracer.program import Site
-from relprop.views.escape import markup
 
 DRAWS, AT_ONCE, ENOUGH = 20, 5, 15  # of fewer than 15 heads a quarter is taken away at once
 
@@ -73,20 +69,6 @@ class Ablation:
             f"{len(self.by_chance)} draws; 5–95\u00a0%: {low} to {high}). {self.verdict}"
         )
 
-    def html(self) -> str:
-        """The sentence, and the numbers as a table."""
-        low, middle, high = map(self._written, self.chance)
-        rows = (
-            ("all heads", self._written(self.before)),
-            (f"without the {self.count} strongest", self._written(self.by_share)),
-            (f"without {self.count} by chance", f"{middle} ({low} to {high})"),
-        )
-        cells = "".join(f"<tr><th scope=row>{n}</th><td>{value}</td></tr>" for n, value in rows)
-        return (
-            f"<p>{markup(self.sentence, 800)}</p><table><caption>{markup(self.what, 200)}"
-            f"</caption>{cells}</table>"
-        )
-
 
 def ablated(
     probe: Instrument, explanation: Explanation, shares: Sequence[Tensor], processor: Any = None
@@ -107,11 +89,12 @@ def ablated(
     def without(heads: Tensor) -> float:
         chosen = torch.zeros(len(flat), dtype=torch.bool).index_fill(0, heads, True)
         masks = dict(zip(names, chosen.split(sizes), strict=True))
-        tensors = tuple(
-            _stretched(masks[name], tensor) if name in masks else tensor
-            for name, tensor in zip(probe.inputs.names, probe.inputs.tensors, strict=True)
-        )
-        probe.inputs = replace(probe.inputs, tensors=tensors)
+        tensors = list(probe.inputs.tensors)
+        for i, name in enumerate(probe.inputs.names):
+            if name in masks:  # of the maps, (1, *heads, queries, keys)
+                own = masks[name].view(1, *tensors[i].shape[1:-2], 1, 1).to(tensors[i].device)
+                tensors[i] = own.expand(tensors[i].shape)
+        probe.inputs = replace(probe.inputs, tensors=tuple(tensors))
         probe._forget()
         return answer()
 
@@ -122,18 +105,12 @@ def ablated(
     return Ablation(count, before, by_share, tuple(by_chance), what)
 
 
-def _stretched(heads: Tensor, mask: Tensor) -> Tensor:
-    """Which heads, (heads,), as a mask of their maps, (1, *heads, queries, keys)."""
-    shape = mask.shape[1:-2]
-    return heads.view(1, *shape, 1, 1).expand(mask.shape).to(mask.device)
-
-
 def _set_evenly(probe: Instrument, blocks: Sequence[Block]) -> list[str]:
     """Let every block's map be even wherever an input says so that this adds; the names of these
     inputs. Nothing is guessed: a block is the site of its path whose map has its numbers."""
     program, left = probe.session.program, list(probe.session.program.sites)
     labels = {node: name for name, node in program.labels.items() if ":" in name}
-    chosen = list[tuple[str, Site]]()
+    names = dict[str, bool]()
     for block in blocks:
         site = next((s for s in left if s.path == block.path), None)
         name = labels.get(site.attention, "") if site else ""
@@ -145,10 +122,10 @@ def _set_evenly(probe: Instrument, blocks: Sequence[Block]) -> list[str]:
         ):
             raise OptionError(f"the attention map of {block.path!r} cannot be set")
         left.remove(site)
-        chosen.append((name, site))
-    for name, site in chosen:
-        probe.set(name, _even_columns if site.transposed else _even, samples=0)
-    return [f"where {name} is set" for name, _ in chosen]
+        names[name] = site.transposed
+    for name, transposed in names.items():
+        probe.set(name, (lambda maps: _even(maps.mT).mT) if transposed else _even, samples=0)
+    return [f"where {name} is set" for name in names]
 
 
 def _same(found: Tensor, block: Block) -> bool:
@@ -164,38 +141,26 @@ def _even(maps: Tensor) -> Tensor:
     return mixture / mixture.sum(-1, keepdim=True).clamp(min=1e-30)
 
 
-def _even_columns(maps: Tensor) -> Tensor:
-    return _even(maps.mT).mT
-
-
 def _answer(
     probe: Instrument, explanation: Explanation, processor: Any
 ) -> tuple[str, Callable[[], float]]:
     """What the numbers are, and the one of the run as it is now: a probability where that can be
     known, else y_t."""
-    target, chance = explanation.target, chance_of(explanation)
+    target, chance, known = explanation.target, chance_of(explanation), explanation.probability
     label = None if explanation.labels is None else explanation.labels[0]
-    what = (
-        f"class {target[0]}" if isinstance(target[0], int) else f"element {target[0]} of the output"
-    )
-    named = what if label is None else label if "'" in label else repr(label)
-    if explanation.probability is None and chance is None:
-        return "explained value (of which no probability is known)", (
-            lambda: float(probe.output()[0])
-        )
+    kind = "class" if isinstance(target[0], int) else "output element"
+    named = f"{kind} {target[0]}" if label is None else label if "'" in label else repr(label)
+    if known is None and chance is None:
+        what = "explained value (of which no probability is known)"
+        return what, lambda: float(probe.output()[0])
 
     def probability() -> float:
-        session, (run, _) = probe.session, probe._forward()
-        outputs = run.outputs(session.program)
-        if explanation.probability is not None:
-            found = names_of(session, outputs, target, processor).probability
-            assert found is not None
-            return float(found[0])
-        node = class_output(session.program).node
-        made = outputs[node]
-        assert chance is not None and not isinstance(made, Excerpt)
-        return float(chance((made[:, 0] if has_batch_axis(node) else made).detach())[0])
+        program, outputs = probe.session.program, probe._forward()[0].outputs(probe.session.program)
+        if known is None and chance is not None:
+            logits: Any = outputs[class_output(program).node]
+            return float(chance(logits.detach().reshape(1, -1))[0])
+        found: Any = names_of(probe.session, outputs, target, processor).probability
+        return float(found[0])
 
-    assumed = "" if explanation.probability is not None else " (by a softmax)"
-    assumed = assumed if explanation.predictions is not None or not assumed else " (by a sigmoid)"
-    return f"probability of {named}{assumed}", probability
+    by = "softmax" if explanation.predictions is not None else "sigmoid"
+    return f"probability of {named}{f' (by a {by})' if known is None else ''}", probability

@@ -1,7 +1,7 @@
 const heads = [...document.querySelectorAll("[data-head]")];
 const table = [...document.querySelectorAll(".heads tr")].map((row) => [...row.querySelectorAll("button")]).filter((row) => row.length);
 const large = document.getElementById("large"), which = document.getElementById("which");
-const picture = data.picture ? Object.assign(new Image(), { src: data.picture }) : null;
+const picture = document.querySelector(".seen");
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const percent = (share) => share >= 0.001 ? `${Number((100 * share).toPrecision(2))}\u00a0%` : "<\u00a00.1\u00a0%";
 let chosen = data.first;
@@ -9,8 +9,10 @@ let chosen = data.first;
 function paint(canvas, head, width, height, ground) {
   canvas.width = width; canvas.height = height;
   const pen = canvas.getContext("2d"), w = width / data.columns, h = height / data.rows;
-  pen.imageSmoothingEnabled = width < 6 * (ground?.width ?? 0);
+  pen.imageSmoothingEnabled = false;
+  pen.filter = "grayscale(1)";
   if (ground) pen.drawImage(ground, 0, 0, width, height);
+  pen.filter = "none";
   pen.fillStyle = ground ? "#f0873a" : getComputedStyle(canvas).getPropertyValue("--for").trim();
   head.cells.forEach((value, i) => {
     pen.globalAlpha = (ground ? 0.9 : 1) * (value / 255) ** 0.8;
@@ -34,9 +36,9 @@ function enlarge(number) {
   for (const button of heads) button.setAttribute("aria-pressed", String(Number(button.dataset.head) === number));
   if (data.names) large.replaceChildren(...words(head));
   else {
-    const canvas = document.createElement("canvas"), scale = Math.ceil(448 / (data.size?.[0] ?? columns));
+    const canvas = document.createElement("canvas"), wide = picture?.naturalWidth ?? columns, high = picture?.naturalHeight ?? data.rows, scale = Math.ceil(448 / wide);
     large.replaceChildren(canvas);
-    paint(canvas, head, scale * (data.size?.[0] ?? columns), scale * (data.size?.[1] ?? data.rows), picture);
+    paint(canvas, head, scale * wide, scale * high, picture);
   }
   const place = data.names ? `“${data.names[at]}”` : `the patch in row ${Math.floor(at / columns)}, column ${at % columns}`;
   const strongest = at < 0 ? "" : ` Strongest: ${place} (${percent(head.most)}).`;
@@ -61,6 +63,9 @@ table.forEach((row, y) => row.forEach((button, x) => {
     button.tabIndex = -1; next.tabIndex = 0; next.focus();
   });
 }));
-for (const button of heads) button.addEventListener("click", () => enlarge(Number(button.dataset.head)));
+for (const button of heads) button.addEventListener("click", () => {
+  enlarge(Number(button.dataset.head));
+  large.parentElement.scrollIntoView({ block: "nearest" });
+});
 dark.addEventListener("change", all);
 picture ? picture.decode().finally(all) : all();

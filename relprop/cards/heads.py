@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,12 +28,12 @@ from relprop.rules import RuleSet
 from relprop.runner.question import Question, told_beside
 from relprop.tracer.binding import Inputs, bind
 from relprop.views.escape import markup
-from relprop.views.overlay import grey
 from relprop.views.shown import only, target_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Result = TypeVar("Result")
 METHOD, MOST = "transformer_attribution", 0.8  # the share that the sentence is about
 HELP = (
     "How much of the relevance map of this answer goes through each attention head, in per cent "
@@ -104,41 +104,35 @@ def head_view(
         vectors = head_vectors(found)
         known = isinstance(found.target[0], int | tuple)
         aim = list(found.target) if known else target
-        ablation, why = None, "it was not asked for"
-        judged = Checks(concerns=tuple(found.concerns(0)))
-        if checks:
+        shares = shares_of(vectors)
+
+        def taken() -> Ablation:
             with instrument(module, given, aim, verify=False, **how) as probe:
-                shares, reads = shares_of(vectors), given.processor
-                ablation, why = _ablation(lambda: ablated(probe, found, shares, reads))
-            judged = _checks(module, found, lambda other: again(other, aim))
+                return ablated(probe, found, shares, given.processor)
+
+        def shuffled_alike() -> float:
+            with doing("the model with shuffled weights"):
+                return control_of(found, lambda other: again(other, aim), module)
+
+        ablation, why = _tried(taken) if checks else (None, Checks.why_no_control)
+        control, unknown = _tried(shuffled_alike) if checks else (None, Checks.why_no_control)
+        apart = "heads are taken away here instead of parts of the input"
+        judged = Checks(control, None, tuple(found.concerns(0)), unknown, apart)
         called = call or f"relprop.head_view(model, inputs, target={found.target[0]!r})"
         title = f"Which attention heads lead to “{target_of(found, 0)}”?"
-        said, made = _said(shares_of(vectors)), made_by(module, found, called)
+        said, made = _said(shares), made_by(module, found, called)
         seen = _seen(found, bound)
         return HeadView(title, said, judged, made, found, vectors, seen, ablation, why)
 
 
-def _ablation(take: Callable[[], Ablation]) -> tuple[Ablation | None, str]:
-    """What taking heads away does, or why nobody knows."""
-    try:
-        return take(), ""
-    except RelpropError as error:
-        return None, first_line(error)
-
-
-def _checks(
-    module: nn.Module, found: Explanation, again: Callable[[nn.Module], Explanation]
-) -> Checks:
-    """The same map of shuffled weights, and what speaks against this one."""
-    control, why = None, ""
-    with doing("the model with shuffled weights"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is wrong with that map is no matter
+def _tried(measured: Callable[[], Result]) -> tuple[Result | None, str]:
+    """What was measured, or why nobody knows."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is wrong with another model's map is no matter
         try:
-            control = control_of(found, again, module)
+            return measured(), ""
         except RelpropError as error:
-            why = first_line(error)
-    apart = "heads are taken away here instead of parts of the input"
-    return Checks(control, None, tuple(found.concerns(0)), why, apart)
+            return None, first_line(error)
 
 
 def shares_of(vectors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -218,21 +212,9 @@ class HeadView(Card):
                 share = percent(float(vectors[head].sum()) / total)
                 heads.append(_shown(f"layer {layer}, head {head}: {share}", path, part, total))
         heads.append(_shown("all heads together: 100\u00a0%", "", self.whole, total))
-        ground = None
-        if self.seen is not None:
-            shown = grey(self.seen / 255)[..., None] * np.full(3, 255.0)
-            ground = data_uri(shown.round().astype(np.uint8))
-        rows, columns = self.whole.cells.shape
-        size = None if self.seen is None else self.seen.shape[1::-1]
-        return {
-            "heads": heads,
-            "names": self.whole.names,
-            "rows": rows,
-            "columns": columns,
-            "picture": ground,
-            "size": size,
-            "first": int(torch.cat(self.shares).argmax()),
-        }
+        names, (rows, columns) = self.whole.names, self.whole.cells.shape
+        first = int(torch.cat(self.shares).argmax())
+        return {"heads": heads, "names": names, "rows": rows, "columns": columns, "first": first}
 
     def _body(self) -> str:
         names = self.whole.names
@@ -245,8 +227,8 @@ class HeadView(Card):
         elif names is not None:
             words = " ".join(f"<bdi>{markup(name)}</bdi>" for name in names)
             left = f"<figure><p>{words}</p><figcaption>What the model read</figcaption></figure>"
-        judged = f"<p>No heads were taken away: {markup(self.why_no_ablation, 400)}.</p>"
-        judged = judged if self.ablation is None else self.ablation.html()
+        judged = f"No heads were taken away: {self.why_no_ablation}."
+        judged = judged if self.ablation is None else self.ablation.sentence
         return (
             f'<section class="side">{left}<figure><div id="large"></div>'
             '<figcaption id="which" aria-live="polite"></figcaption></figure></section>'
@@ -254,7 +236,7 @@ class HeadView(Card):
             f'<p><button type="button" data-head="{sum(map(len, self.vectors))}" aria-pressed='
             f'"false">All heads together</button></p>{self._table()}</section>'
             "<section><h2>Without the strongest heads</h2>"
-            f'{judged}<p class="soft">{TAKEN}</p></section>'
+            f'<p>{markup(judged, 800)}</p><p class="soft">{TAKEN}</p></section>'
         )
 
     def _table(self) -> str:

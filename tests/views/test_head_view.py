@@ -149,7 +149,7 @@ def test_what_chance_does_as_well_is_no_proof(by_share, words):
     assert ("no more" in found.verdict) == (by_share == 0.5)
     low, middle, high = found.chance
     assert low == pytest.approx(0.4095) and middle == pytest.approx(0.495)
-    assert found._written(high) in found.html()
+    assert found._written(high) in found.sentence
 
 
 def test_several_samples_are_refused(scene):
