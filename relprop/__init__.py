@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from relprop.api.maximization import Maximization, activation_maximization
     from relprop.api.rounding import rounding_stability
     from relprop.cards.base import Card
+    from relprop.cards.heads import head_view
     from relprop.cards.making import card
     from relprop.compiled import Explainer
     from relprop.errors import RelpropError, RelpropWarning
@@ -67,6 +68,7 @@ __all__ = [
     "explain",
     "explain_generation",
     "explain_many",
+    "head_view",
     "instrument",
     "load",
     "load_explainer",
@@ -92,6 +94,7 @@ _HOMES = {
     "api.rounding": ("rounding_stability",),
     "cards.base": ("Card",),
     "cards.making": ("card",),
+    "cards.heads": ("head_view",),
     "compiled": ("Explainer",),
     "errors": ("RelpropError", "RelpropWarning"),
     "explanation": ("Citations", "Explanation"),

@@ -1,22 +1,31 @@
 """
-Which head looked where
-=======================
+Which attention heads the answer comes through
+==============================================
 
-What each head of a block attended to, and what of it spoke for the class: attention alone says
-the first, attention times its gradient and relevance the second.
+How much of a map goes through each attention head of each layer, and what the model says when the
+strongest heads are taken away, beside as many drawn by chance. The model looks up what Anna likes;
+its next word is "amber".
 """
 
 import relprop
-from relprop.demo.model import digit_scene_model
-from relprop.demo.scenes import make_scenes
+from relprop.demo.lookup_model import lookup_model, lookup_tokenizer
 
-model, scenes = digit_scene_model(), make_scenes(1, seed=12)
-digit = int(scenes.digits[0, 0])
-explanation = relprop.explain(model, scenes.images, target=digit, keep="blocks")
-fig = relprop.plot.heads(explanation, block=3, kind="attention")[0].figure
+llm, tokenizer = lookup_model(), lookup_tokenizer()
+documents = "Boris paints rusty bottles. It rained all day. Anna likes amber kites."
+chat = [{"role": "user", "content": f"{documents} Anna likes what?"}]
+prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+view = relprop.head_view(llm, prompt + "Anna likes", processor=tokenizer)
+print(view.said)
+print(view.ablation.sentence)
 
 # %%
-# The relevance of the same heads, for this one class:
+# Choose a head, and see which words it reads:
 
-fig_relevance = relprop.plot.heads(explanation, block=3, kind="relevance")[0].figure
-print(explanation.summary())
+view
+
+# %%
+# The numbers: each head's share, a row per layer; all of them sum to 1.
+
+for layer in view.shares:
+    print([round(share, 3) for share in layer.tolist()])
+assert abs(sum(float(layer.sum()) for layer in view.shares) - 1) < 1e-9
