@@ -109,7 +109,7 @@ def generate(
 
 
 @app.command(epilog=CODES)
-@spelt_out("targets", "outs", "stream", "memory", "json_output", "ledger")
+@spelt_out("targets", "outs", "stream", "memory", "ledger")
 def card(
     asked: Asked,
     answer: Answer,

@@ -9,7 +9,7 @@ from relprop.commands.asked import Answer, Asked
 from relprop.commands.explain import method_of
 from relprop.commands.one_input import required_input
 from relprop.commands.steps import Steps
-from relprop.commands.telling import WrongUsage, tell
+from relprop.commands.telling import WrongUsage, tell, tell_json
 from relprop.commands.writing import check_outs, write
 
 if TYPE_CHECKING:
@@ -47,4 +47,7 @@ def card(asked: Asked, answer: Answer, max_new_tokens: int, *, heads: bool, chec
             how |= {"method": method, "max_new_tokens": max_new_tokens}
             found = make(subject.model, subject.inputs, target, **how)
         write(answer.outs, {".html": found.to_html, ".png": found.to_png}, steps)
+    if answer.json_output:
+        tell_json({"title": found.title, "said": found.said, "made": found.made})
+        return
     tell(f"{found.title}\n{found.said}\n" + "\n".join(f"written: {o}" for o in answer.outs))
