@@ -44,6 +44,7 @@ FLOORS = {
     "reporting": 8,
     "runs": 8,
     "evaluation": 9,
+    "cards": 9,
     "interop": 8,
     "testing": 10,
     "commands": 10,

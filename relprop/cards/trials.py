@@ -51,8 +51,8 @@ class Deletion:
 
 @dataclass(frozen=True)
 class Checks:
-    """``control``: Spearman's ρ between a map and that of the same model with shuffled weights (NaN:
-    one of them is constant); ``None`` with ``why_no_control``. ``deletion``: ``None`` with
+    """``control``: Spearman's ρ between a map and that of the same model with shuffled weights
+    (NaN: one of them is constant); ``None`` with ``why_no_control``. ``deletion``: ``None`` with
     ``why_no_deletion``. ``concerns``: what speaks against the map, of ``Explanation.concerns``."""
 
     control: float | None = None
@@ -93,7 +93,7 @@ class Checks:
 def _chart(deletion: Deletion) -> str:
     """Both curves as SVG, and the numbers as a table for who does not see it."""
     every = [*deletion.by_map, *(p for row in deletion.by_chance for p in row)]
-    low, high = min(0.0, *every), max(1.0 if 0 <= min(every) else 0.0, *every)
+    low, high = min(0.0, *every), max(1.0 if min(every) >= 0 else 0.0, *every)
     width, height, left, top = 300, 150, 40, 10
 
     def line(values: Sequence[float], kind: str) -> str:
@@ -114,7 +114,7 @@ def _chart(deletion: Deletion) -> str:
     base, end = top + height, left + width
     return (
         f'<figure class="curve"><svg viewBox="0 0 360 195" role="img" aria-label="'
-        f'{markup(deletion.what, 200)} as parts of the input are covered; the table below has the '
+        f"{markup(deletion.what, 200)} as parts of the input are covered; the table below has the "
         f'numbers"><path class="axis" d="M{left},{top}V{base}H{end}"/>{curves}'
         f'<text x="{left - 5}" y="{top + 8}" text-anchor="end">{high:.3g}</text>'
         f'<text x="{left - 5}" y="{base}" text-anchor="end">{low:.3g}</text>'
@@ -133,13 +133,18 @@ def deleted(
 ) -> Deletion:
     """The curve of one sample. ``scores`` (parts,); ``answers``: from (runs, parts), bool, which of
     the parts are covered, to (runs,), what the model says."""
-    count, generator = len(scores), torch.Generator().manual_seed(seed)
-    orders = [scores.detach().cpu().double().sort(descending=True, stable=True).indices]
-    orders += [torch.randperm(count, generator=generator) for _ in range(ORDERS)]
-    places = torch.stack([order.argsort() for order in orders])
+    places, count = places_of(scores, seed), len(scores)
     covered = torch.stack([places < round(share * count) for share in COVERED], 1)
-    found = answers(covered.flatten(0, 1)).view(len(orders), len(COVERED)).tolist()
+    found = answers(covered.flatten(0, 1)).view(len(places), len(COVERED)).tolist()
     return Deletion(tuple(found[0]), tuple(map(tuple, found[1:])), what, parts)
+
+
+def places_of(scores: Tensor, seed: int = 0) -> Tensor:
+    """(1 + ORDERS, parts): when each part is covered, the strongest first, and in random orders."""
+    generator = torch.Generator().manual_seed(seed)
+    orders = [scores.detach().cpu().double().sort(descending=True, stable=True).indices]
+    orders += [torch.randperm(len(scores), generator=generator) for _ in range(ORDERS)]
+    return torch.stack([order.argsort() for order in orders])
 
 
 def shuffled(model: nn.Module, seed: int = 0) -> nn.Module:

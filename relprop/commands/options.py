@@ -93,7 +93,7 @@ Out = Annotated[
     typer.Option(
         "--out",
         help="x.png, x.html, x.safetensors or x.json; may be repeated. With --data the run folder, "
-        "and x.html or x.png for an index of it.",
+        "and x.html or x.png for another copy of its page, or a picture of it.",
     ),
 ]
 ComparisonOut = Annotated[
@@ -142,5 +142,13 @@ OnError = Annotated[
     typer.Option(
         help="With --data: stop, or skip samples that cannot be done; they are listed in "
         "failed.jsonl."
+    ),
+]
+NoChecks = Annotated[
+    bool,
+    typer.Option(
+        "--no-checks",
+        help="With --data: the run's page without stability and covering, which take about as long "
+        "as explaining.",
     ),
 ]
