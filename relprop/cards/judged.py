@@ -4,8 +4,9 @@ the strongest fifth of the input is covered, or a random one; and what follows f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,6 @@ from relprop.door import guarded
 from relprop.errors import RelpropError, counted, first_line, quietly
 from relprop.explanation import Explanation, TokenScores
 from relprop.opening.wrapped import base_model
-from relprop.runner.question import Question
 from relprop.runs import ExplainWork
 from relprop.runs.explaining import class_scores
 from relprop.views.heat import patches
@@ -76,8 +76,8 @@ class Judged:
             found.append("all scores are equal" if equal else low)
         if self.covered and not self.covered[0] < min(self.covered[1:]):
             found.append(
-                f"with the strongest fifth covered the probability is {self.covered[0]:.2f}, with "
-                f"a random fifth it was as low as {min(self.covered[1:]):.2f}"
+                f"with the strongest fifth covered the probability is {self.covered[0]:.2g}, with "
+                f"a random fifth it was as low as {min(self.covered[1:]):.2g}"
             )
         return found
 
@@ -97,45 +97,58 @@ class Judge:
 
     work: ExplainWork
 
-    def __call__(self, index: int, found: Mapping[str, Explanation]) -> list[Judged]:
-        """Those of one sample, by the methods' labels."""
-        sample = self.work.source[index]
-        return [self._of(sample, e, self.work.calls[label], index) for label, e in found.items()]
+    def __call__(
+        self, indices: Sequence[int], found: Sequence[Sequence[Explanation]]
+    ) -> list[list[Judged]]:
+        """The maps of some samples, each by every method."""
+        samples = [self.work.source[i] for i in indices]
+        by_method = [
+            list(map(self._of, samples, own, self._doubles(samples, own), indices))
+            for own in zip(*found, strict=True)
+        ]
+        return [list(row) for row in zip(*by_method, strict=True)]
 
-    def _of(self, sample: Sample, e: Explanation, question: Question, seed: int) -> Judged:
+    def _of(
+        self, sample: Sample, e: Explanation, double: Explanation | RelpropError, seed: int
+    ) -> Judged:
         why: dict[str, str] = {}
         stability: float | None = None
         covered: tuple[float, ...] = ()
-        try:
-            double = self._in_double(sample, e, question)
+        if isinstance(double, RelpropError):
+            why["stability"] = first_line(double)
+        else:
             own, other = (content_scores(one, 0).cpu() for one in (e, double))
             stability = float(rank_correlation(own, other))
             e = replace(_with_words(e, double), ledger=double.ledger, started=double.started)
-        except RelpropError as error:  # a model that has no float64, say
-            why["stability"] = first_line(error)
         try:
             covered = self._covered(sample, e, seed)
         except RelpropError as error:
             why["covering"] = first_line(error)
         return Judged(e, stability, covered, why)
 
-    def _in_double(self, sample: Sample, e: Explanation, question: Question) -> Explanation:
-        """The same run in float64, of the class that was explained."""
-        work, target = self.work, e.target[0]
-        group = next(work.preparation.groups([sample], work.model))
-        with quietly():  # the run has warned of it
-            return explain(
-                work.model,
-                group.inputs,
-                target if isinstance(target, int) else None,
-                method=question.method,
-                rules=question.rules,
-                precision="float64",
-                on_unknown=work.on_unknown,
-                processor=work.preparation.processor,
-                memory=work.memory,
-                **question.options,  # type: ignore[arg-type]
-            )
+    def _doubles(
+        self, samples: Sequence[Sample], own: Sequence[Explanation]
+    ) -> list[Explanation | RelpropError]:
+        """The same maps in float64, of the classes that were explained, or why there is none: a
+        model need not run in float64."""
+        work, question = self.work, self.work.calls[own[0].method]
+        how: dict[str, Any] = {"processor": work.preparation.processor, "memory": work.memory}
+        how |= {"on_unknown": work.on_unknown, "rules": question.rules, **question.options}
+        found: dict[int, Explanation | RelpropError] = {}
+        try:
+            for group in work.preparation.groups(samples, work.model):
+                targets = [own[place].target[0] for place in group.places]
+                chosen = targets if all(isinstance(t, int) for t in targets) else None
+                how |= {"method": question.method, "precision": "float64"}
+                with quietly():  # the run has warned
+                    each = explain(work.model, group.inputs, chosen, **how)
+                found |= {place: each[k] for k, place in enumerate(group.places)}
+        except RelpropError as error:
+            if len(samples) == 1:
+                return [error]
+            alone = zip(samples, own, strict=True)
+            return [one for sample, e in alone for one in self._doubles([sample], [e])]
+        return [found[place] for place in range(len(samples))]
 
     def _covered(self, sample: Sample, e: Explanation, seed: int) -> tuple[float, ...]:
         """How likely the explained class is with the strongest fifth covered, and with each random

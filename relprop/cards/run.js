@@ -28,7 +28,7 @@ function paint(canvas) {
   const map = new Image();
   map.addEventListener("load", () => {
     [canvas.width, canvas.height] = [map.width, map.height];
-    const pen = canvas.getContext("2d");
+    const pen = canvas.getContext("2d", { willReadFrequently: true });
     pen.drawImage(map, 0, 0);
     const field = pen.getImageData(0, 0, map.width, map.height), p = field.data;
     for (let i = 0; i < p.length; i += 4) {

@@ -37,20 +37,23 @@ if TYPE_CHECKING:
 
 #: How many samples a page has, how many of them are checked, and how many a picture shows.
 SHOWN, CHECKED, PICTURED = 200, 100, 16
+BATCH = 25  # samples that are checked at a time
 FAILURES = 20  # failed samples that are listed
 
 
 @guarded
 def run_page(results: RunResults, work: ExplainWork, call: str, *, checks: bool = True) -> RunPage:
     """The page of a run of ``work``. ``call``: the command that made it; ``checks``: whether the
-    first ``CHECKED`` samples are explained in float64 and covered in part, which takes about as
-    long as explaining them did."""
+    first ``CHECKED`` samples are explained in float64 and covered in part, which takes two
+    to three times as long as explaining them did."""
     done = [i for i in range(results.samples) if i not in results.failed][:SHOWN]
-    many = min(CHECKED, len(done)) if checks else 0
-    judge, read = Judge(work), _reader(results, work)
+    many, judge = min(CHECKED, len(done)) if checks else 0, Judge(work)
+    entries = list(map(_reader(results, work), done))
     with showing(None):
-        entries = [read(i, judge) for i in told(done[:many], "checking sample", many)]
-    entries += [read(i, None) for i in done[many:]]
+        for start in told(range(0, many, BATCH), "checking batch", -(-many // BATCH)):
+            part = slice(start, min(start + BATCH, many))
+            maps = judge(done[part], [[j.explanation for j in e.found] for e in entries[part]])
+            entries[part] = map(lambda e, m: replace(e, found=m), entries[part], maps)
     facts = _facts(results, entries)
     methods = f"{facts['Method']}, rules {facts['Rules']}"
     model = (
@@ -81,8 +84,8 @@ def _median(values: Sequence[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def _reader(results: RunResults, work: ExplainWork) -> Callable[[int, Judge | None], Entry]:
-    """What reads a sample, and has its maps judged if it is given a judge."""
+def _reader(results: RunResults, work: ExplainWork) -> Callable[[int], Entry]:
+    """What reads a sample; nothing of it is checked."""
     model = base_model(work.model)
     adapter = adapter_for(model)
     labels, several = tuple(adapter.labels(model)), adapter.is_multi_label(model)
@@ -98,17 +101,17 @@ def _reader(results: RunResults, work: ExplainWork) -> Callable[[int, Judge | No
         shares = e.output.sigmoid() if several else torch.tensor([share])
         return replace(e, labels=(name(target),), probability=shares)
 
-    def read(index: int, judge: Judge | None) -> Entry:
+    def read(index: int) -> Entry:
         rows, given = results.rows_of(index), work.source[index].inputs
-        found = {row["method"]: of_row(row) for row in rows}
-        unchecked = dict.fromkeys(("stability", "covering"), NO_CHECKS)
-        maps = [Judged(e, why=unchecked) for e in found.values()] if judge is None else None
-        predicted, target = rows[0]["predicted"], next(iter(found.values())).target[0]
+        found = list(map(of_row, rows))
+        predicted, target = rows[0]["predicted"], found[0].target[0]
         other = isinstance(target, int) and predicted not in (None, target)
         instead = (name(predicted) or f"class {predicted}") if other else ""
         image = given if isinstance(given, Tensor) else None
         words = "" if image is not None else given if isinstance(given, str) else " / ".join(given)
-        return Entry(index, rows[0]["key"], image, words, instead, maps or judge(index, found))  # type: ignore[misc]
+        unchecked = dict.fromkeys(("stability", "covering"), NO_CHECKS)
+        maps = [Judged(e, why=unchecked) for e in found]
+        return Entry(index, rows[0]["key"], image, words, instead, maps)
 
     return read
 
@@ -168,7 +171,7 @@ class RunPage(Card):
     def medians(self) -> dict[str, float | None]:
         """Over the shown samples, by the first method; ``None`` where nothing was measured."""
         first = [e.found[0] for e in self.entries]
-        values = {
+        values: dict[str, Sequence[float | None]] = {
             "probability": [j.probability for j in first],
             "stability": [j.stability for j in first],
             "strongest fifth covered": [j.covered[0] for j in first if j.covered],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +60,11 @@ def row_of(entry: Entry) -> str:
     equal = "all scores are equal" if j.stability is not None else j.why.get("stability", "")
     instead = f"<small>the model says {markup(entry.instead, 60)}</small>" if entry.instead else ""
     thumbnail = "" if entry.image is None else _img(entry.image, THUMBNAIL, "", "thumbnail")
-    first = f"<small>{markup(entry.words, 60)}</small>" if entry.words else ""
+    first = (
+        f"<small>{markup(textwrap.shorten(entry.words, 60, placeholder=' …'))}</small>"
+        if entry.words
+        else ""
+    )
     low, high = (min(j.covered[1:]), max(j.covered[1:])) if j.covered else (0.0, 0.0)
     covered = (j.covered[0], j.chance) if j.covered else (None, None)
     why = j.why.get("covering", "")

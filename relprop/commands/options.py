@@ -148,7 +148,7 @@ NoChecks = Annotated[
     bool,
     typer.Option(
         "--no-checks",
-        help="With --data: the run's page without stability and covering, which take about as long "
-        "as explaining.",
+        help="With --data: the run's page without stability and covering, which take two to three "
+        "times as long as explaining these samples.",
     ),
 ]
