@@ -60,7 +60,7 @@ async function refresh() {
   }
   shown.sampleNumber = state.sample;
   state.here = state.kept;
-  byId("summary").textContent = `Target ${visible(sample.target)}, output ${brief(sample.output)}; ${visible(label)}; ${stream.count} ${stream.grid === null ? "tokens" : "tokens on a grid of " + stream.grid.join("×")}.`;
+  byId("summary").textContent = `${data.names ? `${visible(data.names[state.sample], 90)}: ` : ""}Target ${visible(sample.target)}, output ${brief(sample.output)}; ${visible(label)}; ${stream.count} ${stream.grid === null ? "tokens" : "tokens on a grid of " + stream.grid.join("×")}.`;
   drawWords(sample.said);
   byId("picture-label").hidden = stream.picture === null;
   byId("score-note").textContent = stream.note ?? "";

@@ -1,4 +1,4 @@
-"""Several inputs at once, an index of a data set, pages of several methods, devices and names that
+"""Several inputs at once, the page of a data set, pages of several methods, devices and names that
 are misspelt."""
 
 import json
@@ -45,6 +45,7 @@ def test_several_pictures_are_one_batch(relprop_says, scenes, tmp_path):
     assert picture.shape[0] / 2 * 3 == pytest.approx(picture.shape[1], rel=0.2)  # 2 rows of 3
     data = re.search(r'id="data">(.*?)</script>', outs[1].read_text(encoding="utf-8"))[1]
     assert json.loads(data)["batch"] == 2 and len(json.loads(data)["explanations"]) == 2
+    assert json.loads(data)["names"] == [path.name for path in paths]
 
 
 def test_several_texts_are_printed_one_after_another(relprop_says, tmp_path):
