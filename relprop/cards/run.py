@@ -21,14 +21,14 @@ from relprop.cards.judged import FIFTH, NO_CHECKS, STABLE, Judge, Judged
 from relprop.cards.run_samples import COLUMNS, MARKS, Entry, picture_of, row_of, template_of
 from relprop.cards.trials import ORDERS, Checks
 from relprop.door import guarded
-from relprop.errors import counted, first_line
+from relprop.errors import counted
 from relprop.explanation import Explanation
 from relprop.opening.wrapped import base_model
 from relprop.progress import showing, told
 from relprop.runs import ExplainWork, RunResults, explanation_of
 from relprop.views.colours import ramps
 from relprop.views.escape import markup, visible
-from relprop.views.overlay import full_colour, laid
+from relprop.views.overlay import full_colour
 from relprop.views.shown import target_of
 from relprop.writing import written
 
@@ -46,7 +46,8 @@ def run_page(results: RunResults, work: ExplainWork, call: str, *, checks: bool 
     """The page of a run of ``work``. ``call``: the command that made it; ``checks``: whether the
     first ``CHECKED`` samples are explained in float64 and covered in part, which takes two
     to three times as long as explaining them did."""
-    done = [i for i in range(results.samples) if i not in results.failed][:SHOWN]
+    absent = {*results.failed, *results.missing.tolist()}
+    done = [i for i in range(results.samples) if i not in absent][:SHOWN]
     many, judge = min(CHECKED, len(done)) if checks else 0, Judge(work)
     entries = list(map(_reader(results, work), done))
     with showing(None):
@@ -55,11 +56,9 @@ def run_page(results: RunResults, work: ExplainWork, call: str, *, checks: bool 
             maps = judge(done[part], [[j.explanation for j in e.found] for e in entries[part]])
             entries[part] = map(lambda e, m: replace(e, found=m), entries[part], maps)
     facts = _facts(results, entries)
-    methods = f"{facts['Method']}, rules {facts['Rules']}"
-    model = (
-        f"{facts['Model'].rpartition('.')[2]}, weights SHA-256 {facts['Weights (SHA-256)'][:16]}"
-    )
-    made = " · ".join([facts["Made by"], model, methods, facts["Date"], call])
+    model, weights = facts["Model"].rpartition(".")[2], facts["Weights (SHA-256)"][:16]
+    how = f"{facts['Method']}, rules {facts['Rules']}", facts["Date"], call
+    made = " · ".join([facts["Made by"], f"{model}, weights SHA-256 {weights}", *how])
     verdicts = Counter(e.found[0].verdict[0] for e in entries)
     failed = f" {counted(len(results.failed), 'sample')} failed." if results.failed else ""
     said = ", ".join(f"{verdicts[v]} {v}" for v in MARKS if verdicts[v])
@@ -72,7 +71,7 @@ def run_page(results: RunResults, work: ExplainWork, call: str, *, checks: bool 
         made=made,
         entries=entries,
         facts=facts,
-        failed={f.key: first_line(Exception(f.error)) for f in results.failed.values()},
+        failed={f.key: f.error.partition("\n")[0] for f in results.failed.values()},
         samples=results.done,
         call=call,
     )
@@ -107,7 +106,7 @@ def _reader(results: RunResults, work: ExplainWork) -> Callable[[int], Entry]:
         predicted, target = rows[0]["predicted"], found[0].target[0]
         other = isinstance(target, int) and predicted not in (None, target)
         instead = (name(predicted) or f"class {predicted}") if other else ""
-        image = given if isinstance(given, Tensor) else None
+        image = picture_of(given) if isinstance(given, Tensor) else None
         words = "" if image is not None else given if isinstance(given, str) else " / ".join(given)
         unchecked = dict.fromkeys(("stability", "covering"), NO_CHECKS)
         maps = [Judged(e, why=unchecked) for e in found]
@@ -121,20 +120,18 @@ def _facts(results: RunResults, entries: Sequence[Entry]) -> dict[str, str]:
     from relprop import __version__
 
     of, model = results.identity, results.identity["model"]
-    options = [(label, options, rules) for label, _, options, rules in of["methods"]]
     how = (
-        label + (f" ({', '.join(f'{k}={v!r}' for k, v in o.items())})" if o else "")
-        for label, o, _ in options
+        label + (f" ({', '.join(f'{k}={v!r}' for k, v in options.items())})" if options else "")
+        for label, _, options, _ in of["methods"]
     )
+    explained = {"predicted": "the predicted class", "label": "the data set's label"}
     rules = dict.fromkeys(j.explanation.rules for e in entries for j in e.found)
     return {
         "Model": model["class"],
         "Weights (SHA-256)": model["weights"],
         "Settings (SHA-256)": model["settings"],
         "Data": f"{of['data'].get('name', '')}: {counted(results.samples, 'sample')}",
-        "Explained": {"predicted": "the predicted class", "label": "the data set's label"}.get(
-            of["target"], str(of["target"])
-        ),
+        "Explained": explained[of["target"]],
         "Method": "; ".join(how),
         "Rules": ", ".join(rules) or "–",
         "Precision": of["precision"] or "the model's own",
@@ -256,11 +253,11 @@ class RunPage(Card):
         panels = [panel for row in rows for panel in row]
         for panel, (entry, judged) in zip(panels, maps, strict=False):
             e = judged.explanation
-            heat = laid(e, 0, False)[0]
+            heat = e.heatmap(entry.image.shape[:2])[0].cpu()  # type: ignore[union-attr]
             scale = scale_of(heat, strongest=full_colour(heat, next(iter(e.streams.values()))))
             said = e.method if beside > 1 else f"{target_of(e, 0)}, {judged.verdict[0]}"
             title = f"{visible(entry.key, 24)}\n{visible(said, 28)}"
-            show_heatmap(panel, heat, title, picture_of(entry.image), scale=scale)
+            show_heatmap(panel, heat, title, entry.image, scale=scale)
         for panel in panels[len(maps) :]:
             panel.set_axis_off()
         return rows[0][0].figure  # type: ignore[return-value]

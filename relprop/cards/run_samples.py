@@ -41,12 +41,12 @@ COLUMNS = {
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One sample: its place, its name, the picture (C, H, W) or the words it is of, what the model
-    itself says where that was not explained, and its map by each method."""
+    """One sample: its place, its name, the picture (bytes, (H, W, 3) or (H, W)) or the words it is
+    of, what the model itself says where that was not explained, and its map by each method."""
 
     index: int
     key: str
-    image: Tensor | None
+    image: np.ndarray | None
     words: str
     instead: str
     found: Sequence[Judged]
@@ -59,7 +59,10 @@ def row_of(entry: Entry) -> str:
     no_class = "what was explained is no single class"
     equal = "all scores are equal" if j.stability is not None else j.why.get("stability", "")
     instead = f"<small>the model says {markup(entry.instead, 60)}</small>" if entry.instead else ""
-    thumbnail = "" if entry.image is None else _img(entry.image, THUMBNAIL, "", "thumbnail")
+    thumbnail = "" if entry.image is None else _uri(entry.image, THUMBNAIL)
+    if thumbnail:
+        lazy = 'alt="" loading="lazy" decoding="async"'
+        thumbnail = f'<img class="thumbnail" {lazy} src="{thumbnail}">'
     first = (
         f"<small>{markup(textwrap.shorten(entry.words, 60, placeholder=' …'))}</small>"
         if entry.words
@@ -115,7 +118,7 @@ def _map(judged: Judged, uri: str) -> str:
     caption = f"<figcaption>{markup(e.method)}: orange for the class, blue against it</figcaption>"
     if uri and len(e.streams) == 1 and len(e.grid or ()) == 2:
         map_uri = data_uri(_grey(e))
-        label = f"map of {e.method}: {e.summary().splitlines()[0]}"
+        label = f"map of {e.method}: {_sentence(e)}"
         return (
             f'<figure><div class="map"><img alt="" src="{uri}"><canvas role="img" aria-label='
             f'"{markup(label, 400)}" data-map="{map_uri}"></canvas></div>{caption}</figure>'
@@ -149,6 +152,10 @@ def _grey(e: Explanation) -> np.ndarray:
     return np.round(128 + 127 * shares).astype(np.uint8)
 
 
+def _sentence(e: Explanation) -> str:
+    return e.summary().partition("\n")[0]
+
+
 def _said(judged: Judged, several: bool) -> str:
     """What is said of a method's map: its sentence, concerns, checks and strongest parts."""
     e = judged.explanation
@@ -168,7 +175,7 @@ def _said(judged: Judged, several: bool) -> str:
     parts = "".join(f"<li>{markup(named(n), 60)}: {share:.1%}</li>" for n, share in top)
     return (
         f"{f'<h3>{markup(e.method)}</h3>' if several else ''}"
-        f"<p>{markup(e.summary().splitlines()[0], 600)}</p>"
+        f"<p>{markup(' '.join(map(_sentence, map(e.__getitem__, e.streams))), 600)}</p>"
         f"{f'<ul class=concerns>{lines}</ul>' if lines else ''}"
         f"<p><strong>{MARKS[verdict]} {verdict}</strong>: {markup(reason, 400)}.</p>"
         f"{''.join(f'<p class=soft>{markup(line, 400)}</p>' for line in checks)}"
@@ -176,32 +183,29 @@ def _said(judged: Judged, several: bool) -> str:
     )
 
 
-def picture_of(image: Tensor | None) -> Tensor:
-    """An image of a data set in [0, 1], (1 or 3, H, W): one of another range is stretched, of other
-    channels their mean is taken."""
-    assert image is not None
+def picture_of(image: Tensor) -> np.ndarray:
+    """An image of a data set, (C, H, W), as bytes (H, W, 3) or (H, W), at most ``LONGEST`` along
+    each side: one that is not in [0, 1] is stretched, of 2 channels or many their mean is taken."""
     shown = image.detach().float().cpu()
     shown = shown if len(shown) in (1, 3) else shown.mean(0, keepdim=True)
     least, most = shown.min(), shown.max()
     if least < 0 or most > 1:
         shown = (shown - least) / (most - least).clamp(min=1e-12)
+    return np.asarray(_at_most((pixels(shown) * 255).round().astype(np.uint8), LONGEST))
+
+
+def _at_most(picture: np.ndarray, longest: int) -> Image.Image:
+    """A picture (bytes) that is no longer along any side."""
+    shown = Image.fromarray(picture)
+    shown.thumbnail((longest, longest))
     return shown
 
 
-def _uri(image: Tensor, longest: int) -> str:
-    """A picture, at most ``longest`` pixels along each side, as JPEG or PNG: the smaller one."""
-    shown = Image.fromarray((pixels(picture_of(image)) * 255).round().astype(np.uint8))
-    shown.thumbnail((longest, longest))
-    found = {}
+def _uri(picture: np.ndarray, longest: int) -> str:
+    """A picture as JPEG or PNG, whichever is smaller."""
+    shown, found = _at_most(picture, longest), {}
     for kind in ("jpeg", "png"):
         shown.save(data := io.BytesIO(), kind, quality=85)
         found[kind] = data.getvalue()
     kind = min(found, key=lambda k: len(found[k]))
     return f"data:image/{kind};base64,{base64.b64encode(found[kind]).decode('ascii')}"
-
-
-def _img(image: Tensor, longest: int, alt: str, kind: str) -> str:
-    return (
-        f'<img class="{kind}" alt="{alt}" loading="lazy" decoding="async" '
-        f'src="{_uri(image, longest)}">'
-    )

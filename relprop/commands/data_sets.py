@@ -68,25 +68,29 @@ def explain_all(
     else:
         tell(summary)
     if summary.complete and not summary.process:
-        _write_page(work, out, pages, checks=not data.no_checks)
+        files = _write_page(work, out, pages, checks=not data.no_checks)
+        if not json_output and files:
+            tell("\n".join(f"written: {file}" for file in files))
     processes.leave()
 
 
-def _write_page(work: ExplainWork, out: Path, pages: Sequence[Path], *, checks: bool) -> None:
-    """The page and the model card of a complete run. A refusal is told and fails nothing: the
-    numbers are on the disk."""
+def _write_page(work: ExplainWork, out: Path, pages: Sequence[Path], *, checks: bool) -> list[Path]:
+    """Write the page and the model card of a complete run; the files. A refusal is told and fails
+    nothing: the numbers are on the disk."""
+    files = []
     try:
         with quietly():  # the run has warned
             page = run_page(read_run(out), work, command_line(sys.argv[1:]), checks=checks)
-            page.to_html(out / "index.html")
-            page.to_markdown(out / "model-card.md")
+            files.append(page.to_html(out / "index.html"))
+            files.append(page.to_markdown(out / "model-card.md"))
         for path in pages:
             picture = path.suffix.lower() == ".png"
-            (page.to_png if picture else page.to_html)(path)
+            files.append((page.to_png if picture else page.to_html)(path))
     except UnforeseenError:
         raise
     except RelpropError as error:
         tell(f"warning: the run is complete, its page could not be written: {error}", err=True)
+    return files
 
 
 def evaluate(
