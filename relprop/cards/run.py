@@ -41,11 +41,13 @@ BATCH = 25  # samples that are checked at a time
 FAILURES = 20  # failed samples that are listed
 
 
-@guarded
 def run_page(results: RunResults, work: ExplainWork, call: str, *, checks: bool = True) -> RunPage:
     """The page of a run of ``work``. ``call``: the command that made it; ``checks``: whether the
     first ``CHECKED`` samples are explained in float64 and covered in part, which takes two
-    to three times as long as explaining them did."""
+    to three times as long as explaining them did.
+
+    Not at the door itself: only the outermost public function answers for what a model raises, and
+    here that is the ``explain`` of each check."""
     absent = {*results.failed, *results.missing.tolist()}
     done = [i for i in range(results.samples) if i not in absent][:SHOWN]
     many, judge = min(CHECKED, len(done)) if checks else 0, Judge(work)
