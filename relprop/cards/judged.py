@@ -162,12 +162,12 @@ class Judge:
         parts = _words if self.work.source.kind == "text" else _areas
         scores, inputs_of = parts(self.work, sample, stream)
         gone = places_of(scores, seed) < round(FIFTH * len(scores))
-        logits = _answers(self.work, inputs_of(gone), len(gone))
+        logits = answers_when_covered(self.work, inputs_of(gone), len(gone))
         return tuple(chances(self.work, logits)[:, target].tolist())
 
 
 @guarded
-def _answers(work: ExplainWork, inputs: object, count: int) -> Tensor:
+def answers_when_covered(work: ExplainWork, inputs: object, count: int) -> Tensor:
     """The class scores, (count, classes): what the user's model raises is a ``RelpropError``."""
     found = class_scores(work.model, inputs, count)
     if found is None:
