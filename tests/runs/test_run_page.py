@@ -174,7 +174,7 @@ def test_what_has_no_class_has_no_numbers(pictures):
     e = replace(entry.found[0].explanation, target=("similarity",), probability=None, labels=None)
     judged = replace(entry.found[0], explanation=e, covered=(), why={"covering": "no class"})
     row = row_of(replace(entry, found=[judged]))
-    assert row.count(">–</td>") == 3 and "nan" not in row and judged.verdict[0] != "certain"
+    assert row.count(">–</td>") == 3 and ">nan" not in row and judged.verdict[0] != "certain"
     assert Judge(work)([0], [[e]])[0][0].covered == ()
 
 
