@@ -183,7 +183,7 @@ def doctor(json_output: options.Json = False) -> None:
 
 
 @app.command(epilog=CODES)
-@spelt_out("precision", "memory")
+@spelt_out("precision", "memory", "no_checks")
 def evaluate(
     model: AskedModel,
     data: AskedDataSet,

@@ -37,12 +37,12 @@ def rounding_stability(model: nn.Module, inputs: Any, target: Any = None, **opti
     if target is None and all(isinstance(one, int) for one in single.target):
         target = list(single.target)
     double = explain(model, inputs, target, precision="float64", **options)
-    scores = [(_content(single, i), _content(double, i)) for i in range(len(single))]
-    return torch.stack([rank_correlation(one, other) for one, other in scores])
+    pairs = [[content_scores(e, i) for e in (single, double)] for i in range(len(single))]
+    return torch.stack([rank_correlation(one, other) for one, other in pairs])
 
 
-def _content(explanation: Explanation, sample: int) -> Tensor:
-    """The content tokens' scores of all inputs."""
+def content_scores(explanation: Explanation, sample: int) -> Tensor:
+    """The content tokens' scores of one sample, of all inputs one after another."""
     streams = explanation.streams.values()
     return torch.cat([s.scores[sample][s.content[sample].to(s.scores.device)] for s in streams])
 

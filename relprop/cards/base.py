@@ -63,6 +63,10 @@ class Card(ABC):
         """Names of the script files beside ``card.js``."""
         return ()
 
+    def _checks(self) -> str:
+        """How far to trust it, as HTML."""
+        return self.checks.html()
+
     def _html(self) -> str:
         data = json.dumps(self._data(), separators=(",", ":")).replace("<", "\\u003c")
         script = "\n".join(_file(name) for name in ("card.js", *self._scripts()))
@@ -73,7 +77,7 @@ class Card(ABC):
             f"<title>{markup(self.title, 200)}</title><style>{_file('card.css')}</style></head>"
             f"<body><main><h1>{markup(self.title, 400)}</h1>"
             f'<p class="said">{markup(self.said, 2000)}</p>{self._body()}'
-            f'{self.checks.html()}<footer><p id="made"><code>{markup(self.made, 2000)}</code></p>'
+            f'{self._checks()}<footer><p id="made"><code>{markup(self.made, 2000)}</code></p>'
             '<button type="button" data-copy="made">Copy this line</button></footer></main>'
             f'<script type="application/json" id="data">{data}</script><script>{script}</script>'
             "</body></html>\n"

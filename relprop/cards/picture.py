@@ -90,7 +90,7 @@ class PictureCard(Card):
         shares = self._shares
         levels = np.round(shares * 127 + 128) if self.heat.min() < 0 else np.round(shares * 255)
         return {
-            "map": data_uri(np.repeat(levels.astype(np.uint8)[..., None], 3, -1)),
+            "map": data_uri(levels.astype(np.uint8)),
             "signed": bool(self.heat.min() < 0),
             "colours": ramps()["light"],
             "flat": self.region is None,

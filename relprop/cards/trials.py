@@ -133,13 +133,18 @@ def deleted(
 ) -> Deletion:
     """The curve of one sample. ``scores`` (parts,); ``answers``: from (runs, parts), bool, which of
     the parts are covered, to (runs,), what the model says."""
-    count, generator = len(scores), torch.Generator().manual_seed(seed)
-    orders = [scores.detach().cpu().double().sort(descending=True, stable=True).indices]
-    orders += [torch.randperm(count, generator=generator) for _ in range(ORDERS)]
-    places = torch.stack([order.argsort() for order in orders])
+    places, count = places_of(scores, seed), len(scores)
     covered = torch.stack([places < round(share * count) for share in COVERED], 1)
-    found = answers(covered.flatten(0, 1)).view(len(orders), len(COVERED)).tolist()
+    found = answers(covered.flatten(0, 1)).view(len(places), len(COVERED)).tolist()
     return Deletion(tuple(found[0]), tuple(map(tuple, found[1:])), what, parts)
+
+
+def places_of(scores: Tensor, seed: int = 0) -> Tensor:
+    """(1 + ORDERS, parts): when each part is covered, the strongest first, and in random orders."""
+    generator = torch.Generator().manual_seed(seed)
+    orders = [scores.detach().cpu().double().sort(descending=True, stable=True).indices]
+    orders += [torch.randperm(len(scores), generator=generator) for _ in range(ORDERS)]
+    return torch.stack([order.argsort() for order in orders])
 
 
 def shuffled(model: nn.Module, seed: int = 0) -> nn.Module:

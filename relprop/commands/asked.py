@@ -60,6 +60,7 @@ class AskedDataSet:
     batch_size: options.BatchSize = None
     limit: options.Limit = None
     on_error: options.OnError = "stop"
+    no_checks: options.NoChecks = False
 
 
 @dataclass(frozen=True)

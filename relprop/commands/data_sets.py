@@ -4,14 +4,17 @@ folder; in every process of an ``accelerate launch``."""
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from relprop.cards.run import run_page
+from relprop.cards.trials import command_line
 from relprop.commands.asked import AskedDataSet, AskedModel
-from relprop.commands.run_index import write_index
 from relprop.commands.telling import tell, tell_json
 from relprop.data import Source
+from relprop.errors import RelpropError, UnforeseenError, quietly
 from relprop.evaluation import EvaluationWork, ImageTask, TextTask
 from relprop.evaluation.entries import entries
 from relprop.evaluation.evaluate import ATTCAT, CVPR_2021
@@ -42,10 +45,10 @@ def explain_all(
     *,
     json_output: bool,
 ) -> None:
-    """Explain every sample into the run folder ``out``, write an index of it as each of ``pages``
-    once the run is complete, and print the summary. ``methods``: each a
-    name, or a name with options, ``transformer_attribution:rules=stable,normalize_rows=true``.
-    Raises ``RelpropError``."""
+    """Explain every sample into the run folder ``out``, print the summary, and once the run is
+    complete write its page and model card there, and the page as each of ``pages``. ``methods``:
+    each a name, or a name with options, ``transformer_attribution:rules=stable,...``. Raises
+    ``RelpropError``."""
     opened, source, normalize = _opened(model, data)
     work = ExplainWork(
         opened.model,
@@ -60,14 +63,34 @@ def explain_all(
         memory=model.bytes,
     )
     summary = _run(work, data, out)
-    if summary.complete and not summary.process:
-        for page in pages:
-            write_index(page, read_run(out), source, opened.model)
     if json_output:
         tell_json(dataclasses.asdict(summary) | {"complete": summary.complete})
     else:
         tell(summary)
+    if summary.complete and not summary.process:
+        files = _write_page(work, out, pages, checks=not data.no_checks)
+        if not json_output and files:
+            tell("\n".join(f"written: {file}" for file in files))
     processes.leave()
+
+
+def _write_page(work: ExplainWork, out: Path, pages: Sequence[Path], *, checks: bool) -> list[Path]:
+    """Write the page and the model card of a complete run; the files. A refusal is told and fails
+    nothing: the numbers are on the disk."""
+    files = []
+    try:
+        with quietly():  # the run has warned
+            page = run_page(read_run(out), work, command_line(sys.argv[1:]), checks=checks)
+            files.append(page.to_html(out / "index.html"))
+            files.append(page.to_markdown(out / "model-card.md"))
+        for path in pages:
+            picture = path.suffix.lower() == ".png"
+            files.append((page.to_png if picture else page.to_html)(path))
+    except UnforeseenError:
+        raise
+    except RelpropError as error:
+        tell(f"warning: the run is complete, its page could not be written: {error}", err=True)
+    return files
 
 
 def evaluate(

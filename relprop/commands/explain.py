@@ -25,7 +25,7 @@ EXAMPLES = (
 ENDINGS = (".png", ".html", ".safetensors", ".json")
 INDEX = (".html", ".png")
 ONE_INPUT = ("--text", "--text-file", "--stream", "--force", "--ledger")
-DATA_SET = ("--data-option", "--resume", "--batch-size", "--limit", "--on-error")
+DATA_SET = ("--data-option", "--resume", "--batch-size", "--limit", "--on-error", "--no-checks")
 
 
 def explain(asked: Asked, data: AskedDataSet, answer: Answer) -> None:
@@ -40,7 +40,7 @@ def explain(asked: Asked, data: AskedDataSet, answer: Answer) -> None:
     if one:
         on_error = data.on_error != "stop"
         how = (data.data_options or None, data.resume, data.batch_size, data.limit, on_error)
-        _refuse(DATA_SET, how, "with --data")
+        _refuse(DATA_SET, (*how, data.no_checks), "with --data")
         _explain_named(asked, answer)
     else:
         ledger = answer.ledger is not None  # --no-ledger, too
@@ -170,7 +170,7 @@ def _explained(
 
 
 def _explain_all(asked: Asked, data: AskedDataSet, answer: Answer) -> None:
-    """Explain a data set into the run folder, and write an index of it."""
+    """Explain a data set into the run folder, which gets a page and a model card."""
     pages = [out for out in answer.outs if out.suffix.lower() in INDEX]
     folders = [out for out in answer.outs if out not in pages]
     if len(folders) != 1:

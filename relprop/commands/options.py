@@ -93,7 +93,7 @@ Out = Annotated[
     typer.Option(
         "--out",
         help="x.png, x.html, x.safetensors or x.json; may be repeated. With --data the run folder, "
-        "and x.html or x.png for an index of it.",
+        "and x.html or x.png for another copy of its page, or a picture of it.",
     ),
 ]
 ComparisonOut = Annotated[
@@ -152,5 +152,13 @@ OnError = Annotated[
     typer.Option(
         help="With --data: stop, or skip samples that cannot be done; they are listed in "
         "failed.jsonl."
+    ),
+]
+NoChecks = Annotated[
+    bool,
+    typer.Option(
+        "--no-checks",
+        help="With --data: the run's page without stability and covering, which take two to three "
+        "times as long as explaining these samples.",
     ),
 ]

@@ -32,7 +32,10 @@ def page_writer(
     streams = [s for e in each for s in e.streams.values()]
     kept = any(o.picture is not None for s in streams for o in s.originals or ())
     pictures = None if kept else subject.own_images()
-    return lambda path: report(explanations, path, model=subject.model, pictures=pictures)
+    names = subject.names if len(subject.names) == len(each[0]) else None
+    return lambda path: report(
+        explanations, path, model=subject.model, pictures=pictures, names=names
+    )
 
 
 def picture_writer(explanations: Sequence[Explanation], subject: Subject) -> Writer:
@@ -53,6 +56,7 @@ def _figure(explanations: Sequence[Explanation], subject: Subject) -> Figure:
     from relprop.views.figure import scale_of, several
     from relprop.views.overlay import full_colour, laid
     from relprop.views.plot import plot_comparison, show_heatmap, show_image
+    from relprop.views.shaded_text import texts
 
     first = explanations[0]
     if first.grid is None or len(first.grid) != 2:
@@ -70,19 +74,6 @@ def _figure(explanations: Sequence[Explanation], subject: Subject) -> Figure:
             heat = laid(e, i, None)[0]
             scale = scale_of(heat, strongest=full_colour(heat, next(iter(e.streams.values()))))
             show_heatmap(panel, heat, title(e[i], subject), picture, scale=scale)
-    return rows[0][0].figure  # type: ignore[return-value]
-
-
-def texts(named: Mapping[str, Explanation]) -> Figure:
-    """Explanations of one sample each, of any texts, one below another: shaded words."""
-    from relprop.views.figure import several
-    from relprop.views.plot import text
-
-    rows_of_tokens = [e.tokens[0] for e in named.values() if e.tokens]
-    letters = max((len(" ".join(row)) for row in rows_of_tokens), default=0)
-    rows = several(None, len(named), 1, 8.0, 0.7 + 0.3 * (letters // 80))
-    for (axes,), (name, e) in zip(rows, named.items(), strict=True):
-        text(e, ax=axes, title=name)
     return rows[0][0].figure  # type: ignore[return-value]
 
 

@@ -27,7 +27,7 @@ function drawControls() {
   const targets = [...new Set(data.explanations.map((e) => sampleOf(e).target))];
   const methods = [...new Set(data.explanations.map((e) => e.label))];
   const there = (label) => data.explanations.some((e) => e.label === label && sampleOf(e).target === target);
-  options(byId("sample"), [...Array(data.batch).keys()].map((n) => [n, `${n + 1} of ${data.batch}`]), state.sample);
+  options(byId("sample"), [...Array(data.batch).keys()].map((n) => [n, `${n + 1} of ${data.batch}${data.names ? `: ${data.names[n]}` : ""}`]), state.sample);
   options(byId("target"), targets.map((t, k) => [k, t]), targets.indexOf(target));
   options(byId("method"), methods.map((m, k) => [k, m, !there(m)]), methods.indexOf(one().label));
   options(byId("stream"), sampleOf(one()).streams.map((s, k) => [k, s.name]), state.stream);
@@ -60,7 +60,7 @@ async function refresh() {
   }
   shown.sampleNumber = state.sample;
   state.here = state.kept;
-  byId("summary").textContent = `Target ${visible(sample.target)}, output ${brief(sample.output)}; ${visible(label)}; ${stream.count} ${stream.grid === null ? "tokens" : "tokens on a grid of " + stream.grid.join("×")}.`;
+  byId("summary").textContent = `${data.names ? `${visible(data.names[state.sample], 90)}: ` : ""}Target ${visible(sample.target)}, output ${brief(sample.output)}; ${visible(label)}; ${stream.count} ${stream.grid === null ? "tokens" : "tokens on a grid of " + stream.grid.join("×")}.`;
   drawWords(sample.said);
   byId("picture-label").hidden = stream.picture === null;
   byId("score-note").textContent = stream.note ?? "";

@@ -36,6 +36,7 @@ def report(
     model: nn.Module | None = None,
     pictures: Any = None,
     title: str | None = None,
+    names: Sequence[str] | None = None,
     code: str | None = None,
     megabytes: float = 5.0,
     progress: bool | None = None,
@@ -59,6 +60,7 @@ def report(
             images, (batch, 1 or 3, H, W) in [0, 1], before any normalisation. ``None``: those that
             the explanation kept, if it kept any.
         title: the page's heading.
+        names: what each sample is called, such as its file.
         code: what makes the explanation again, instead of the call that the report writes itself.
         megabytes: the limit, in 10⁶ bytes per sample. A larger file than all of them allow is
             warned of.
@@ -81,6 +83,8 @@ def report(
     batch = batch_of(named)
     if isinstance(megabytes, bool) or not isinstance(megabytes, (int, float)) or not megabytes > 0:
         raise OptionError(f"megabytes={megabytes!r}: a positive number")
+    if names is not None and len(names) != batch:
+        raise OptionError(f"names has {len(names)} names: {batch} samples are explained")
     for label, explanation in named:
         refuse_nonfinite(label, explanation)
     facts = None if model is None else _model_facts(model)
@@ -90,6 +94,7 @@ def report(
     data: dict[str, Any] = {
         "title": title if title is not None else "What the model looked at",
         "batch": batch,
+        "names": None if names is None else list(map(str, names)),
         "model": None if facts is None else [[k, str(v)] for k, v in facts.items()],
         "versions": _versions(),
         "megabytes": megabytes,

@@ -193,8 +193,14 @@ class ExplainWork:
 
 
 def class_probabilities(model: nn.Module, inputs: Any, batch: int) -> Tensor | None:
-    """The softmax of the model's class scores, (batch, classes), in double; ``None`` if its output,
-    or the ``logits`` of it, has another shape."""
+    """The softmax of ``class_scores``, (batch, classes)."""
+    scores = class_scores(model, inputs, batch)
+    return None if scores is None else scores.softmax(1)
+
+
+def class_scores(model: nn.Module, inputs: Any, batch: int) -> Tensor | None:
+    """The model's class scores, (batch, classes), in double on the CPU; ``None`` if its output, or
+    the ``logits`` of it, has another shape."""
     with undisturbed(model), torch.no_grad():
         output = model(**inputs) if hasattr(inputs, "keys") else model(inputs)
     scores = output if isinstance(output, Tensor) else getattr(output, "logits", None)
@@ -202,7 +208,7 @@ def class_probabilities(model: nn.Module, inputs: Any, batch: int) -> Tensor | N
         return None
     if scores.dim() != 2 or len(scores) != batch:
         return None
-    return scores.double().softmax(1).cpu()
+    return scores.double().cpu()
 
 
 def _calls(methods: Sequence[MethodChoice] | str) -> dict[str, Question]:

@@ -104,18 +104,17 @@ def heat_png(explanation: Explanation, sample: int, image: Any = None) -> bytes:
 
 
 def png(rgb: np.ndarray) -> bytes:
-    """A PNG file (RGB, 8 bits) of pixels (H, W, 3): ISO/IEC 15948, one chunk of data, no filter."""
-    height, width, _ = rgb.shape
-    lines = np.concatenate(
-        [np.zeros((height, 1), np.uint8), rgb.reshape(height, width * 3)], 1
-    ).tobytes()
+    """A PNG file (8 bits) of pixels (H, W, 3), or (H, W) of one grey channel: ISO/IEC 15948, one
+    chunk of data, no filter."""
+    height, width = rgb.shape[:2]
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), rgb.reshape(height, -1)], 1).tobytes()
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return (
             struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
         )
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2 if rgb.ndim == 3 else 0, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n"
         + chunk(b"IHDR", header)

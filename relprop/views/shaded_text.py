@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,11 +11,12 @@ from relprop.door import guarded
 from relprop.errors import OptionError
 from relprop.views.colours import colours, hexadecimal, ink, shade
 from relprop.views.escape import visible
-from relprop.views.figure import GREY, TICK, TITLE, blank
+from relprop.views.figure import GREY, TICK, TITLE, blank, several
 from relprop.views.shown import checked, named, target_of, text_only, units
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from relprop.explanation import Explanation
 
@@ -162,3 +164,15 @@ def _legend(ax: Axes, height: float, signed: bool) -> None:
         interpolation="bilinear",
     )
     ax.text(left + BAR + 4, top + 4, "for the target" if signed else "strongest", **label)
+
+
+def texts(named: Mapping[str, Explanation]) -> Figure:
+    """Explanations of one sample each, of any texts, one below another: shaded words."""
+    from relprop.views.plot import text
+
+    rows_of_tokens = [e.tokens[0] for e in named.values() if e.tokens]
+    letters = max((len(" ".join(row)) for row in rows_of_tokens), default=0)
+    rows = several(None, len(named), 1, 8.0, 0.7 + 0.3 * (letters // 80))
+    for (axes,), (name, e) in zip(rows, named.items(), strict=True):
+        text(e, ax=axes, title=name)
+    return rows[0][0].figure  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Several inputs at once, an index of a data set, pages of several methods, devices and names that
+"""Several inputs at once, the page of a data set, pages of several methods, devices and names that
 are misspelt."""
 
 import json
@@ -45,6 +45,7 @@ def test_several_pictures_are_one_batch(relprop_says, scenes, tmp_path):
     assert picture.shape[0] / 2 * 3 == pytest.approx(picture.shape[1], rel=0.2)  # 2 rows of 3
     data = re.search(r'id="data">(.*?)</script>', outs[1].read_text(encoding="utf-8"))[1]
     assert json.loads(data)["batch"] == 2 and len(json.loads(data)["explanations"]) == 2
+    assert json.loads(data)["names"] == [path.name for path in paths]
 
 
 def test_several_texts_are_printed_one_after_another(relprop_says, tmp_path):
@@ -120,20 +121,26 @@ def test_a_shipped_model_generates(relprop_says):
 
 
 @pytest.mark.parametrize("name", ["demo:digits", "demo:reviews"])
-def test_an_index_of_a_run(relprop_says, tmp_path, name):
+def test_the_page_of_a_run(relprop_says, tmp_path, name):
     run, page, picture = (tmp_path / n for n in ("run", "index.html", "index.png"))
     shared = ["explain", "--data", name, "--model", name, "--limit", 3, "--out", run]
     methods = ["--method", "rollout", "--method", "gae"]
     said = relprop_says(*shared, *methods, "--out", page, "--out", picture)
     assert said.code == 0, said.err
-    text = page.read_text(encoding="utf-8")
-    assert text.count("<section>") == 3 and "3 samples" in text
-    assert text.count("<img") == (9 if name == "demo:digits" else 0)
+    text, own = (p.read_text(encoding="utf-8") for p in (page, run / "index.html"))
+    assert text == own and text.count("<tr data-verdict") == 3 and "3 samples" in text
+    assert text.count("<canvas") == (6 if name == "demo:digits" else 0)
+    assert "| Samples | 3 explained, 0 failed |" in (run / "model-card.md").read_text()
     for row in read_run(run).rows():
         assert row["key"] in text and row["method"] in text
     assert np.asarray(PIL.Image.open(picture)).std() > 5
-    again = relprop_says(*shared, *methods, "--out", page, "--resume")
-    assert again.code == 0 and page.read_text(encoding="utf-8") == text
+    (run / "index.html").unlink()
+    (run / "index.html").mkdir()  # where no page can be written
+    again = relprop_says(*shared, *methods, "--resume", "--no-checks")
+    assert again.code == 0 and "its page could not be written" in again.err
+    (run / "index.html").rmdir()
+    assert relprop_says(*shared, *methods, "--resume", "--no-checks").code == 0
+    assert "3 not judged" in (run / "index.html").read_text(encoding="utf-8")
     assert relprop_says(*shared, "--out", page).code == 1  # it exists
 
 
