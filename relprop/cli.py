@@ -12,14 +12,14 @@ from typing import Annotated
 import typer
 
 from relprop.commands import options
-from relprop.commands.asked import Answer, Asked, AskedDataSet, AskedModel, spelt_out
+from relprop.commands.arguments import Answer, Args, DataArgs, ModelArgs, spelt_out
 from relprop.commands.ending import (
     deprecations_silenced,
     one_interrupt,
     refusal,
     warnings_as_messages,
 )
-from relprop.commands.telling import WrongUsage, tell
+from relprop.commands.printing import WrongUsage, echo
 from relprop.errors import strictly
 
 CODES = (
@@ -39,7 +39,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         from relprop import __version__
 
-        tell(f"relprop {__version__}")
+        echo(f"relprop {__version__}")
         raise typer.Exit
 
 
@@ -71,18 +71,18 @@ def demo(
 
 @app.command(epilog=CODES)
 @spelt_out()
-def explain(asked: Asked, data: AskedDataSet, answer: Answer) -> None:
+def explain(args: Args, data: DataArgs, answer: Answer) -> None:
     """Explain pictures or texts; or, with --data, every sample of a data set, into a run folder
     (in several processes under accelerate launch -m relprop explain)."""
     from relprop.commands.explain import explain as run
 
-    run(asked, data, answer)
+    run(args, data, answer)
 
 
 @app.command(epilog=CODES)
 @spelt_out("targets", "rules", "outs")
 def compare(
-    asked: Asked,
+    args: Args,
     answer: Answer,
     target: options.Target = "predicted",
     out: options.ComparisonOut = [],  # noqa: B006
@@ -91,13 +91,13 @@ def compare(
     correlations, and the maps side by side."""
     from relprop.commands.compare import compare as run
 
-    run(asked, replace(answer, targets=[target], outs=out))
+    run(args, replace(answer, targets=[target], outs=out))
 
 
 @app.command(epilog=CODES)
 @spelt_out("targets", "ledger")
 def generate(
-    asked: Asked,
+    args: Args,
     answer: Answer,
     max_new_tokens: options.NewTokens = 20,
     seed: options.Seed = None,
@@ -105,13 +105,13 @@ def generate(
     """Let a model go on after a prompt (INPUT), and explain every token that it generates."""
     from relprop.commands.generate import generate as run
 
-    run(asked, answer, max_new_tokens, seed)
+    run(args, answer, max_new_tokens, seed)
 
 
 @app.command(epilog=CODES)
 @spelt_out("targets", "outs", "stream", "memory", "ledger")
 def card(
-    asked: Asked,
+    args: Args,
     answer: Answer,
     out: options.CardOut,
     target: options.Target = "predicted",
@@ -124,13 +124,13 @@ def card(
     from relprop.commands.card import card as run
 
     answer = replace(answer, targets=[target], outs=out)
-    run(asked, answer, max_new_tokens, heads=heads, checks=checks)
+    run(args, answer, max_new_tokens, heads=heads, checks=checks)
 
 
 @app.command(epilog=CODES)
 @spelt_out("targets", "methods", "outs", "stream", "memory")
 def compile(
-    asked: Asked,
+    args: Args,
     answer: Answer,
     method: options.OneMethod = None,
     out: options.CompiledOut = None,
@@ -142,13 +142,13 @@ def compile(
 
     outs, methods = [] if out is None else [out], [] if method is None else [method]
     answer = replace(answer, methods=methods, outs=outs)
-    compile_model(asked, answer, ahead_of_time=ahead_of_time)
+    compile_model(args, answer, ahead_of_time=ahead_of_time)
 
 
 @app.command(epilog=CODES)
 @spelt_out("stream", "memory", "max_length")
 def check(
-    asked: Asked,
+    args: Args,
     method: options.CheckedMethod = "transformer_attribution",
     rules: Annotated[str, typer.Option(help="The rule set, by name.")] = "paper",
     json_output: options.Json = False,
@@ -157,7 +157,7 @@ def check(
     apply. Without INPUT, for a random one."""
     from relprop.commands.check import check as run
 
-    if not run(asked, method, rules, json_output=json_output):
+    if not run(args, method, rules, json_output=json_output):
         raise typer.Exit(1)
 
 
@@ -185,8 +185,8 @@ def doctor(json_output: options.Json = False) -> None:
 @app.command(epilog=CODES)
 @spelt_out("precision", "memory", "no_checks")
 def evaluate(
-    model: AskedModel,
-    data: AskedDataSet,
+    model: ModelArgs,
+    data: DataArgs,
     out: Annotated[Path, typer.Option(help="The run folder, and where the table goes.")],
     method: Annotated[
         list[str],
@@ -220,10 +220,10 @@ def main(arguments: list[str] | None = None) -> None:
         try:
             app(arguments, prog_name="relprop")
         except WrongUsage as error:
-            tell(f"relprop: {error}\n  relprop COMMAND --help lists the options", err=True)
+            echo(f"relprop: {error}\n  relprop COMMAND --help lists the options", err=True)
             raise SystemExit(2) from None
         except Exception as error:
-            tell(f"relprop: {refusal(error)}", err=True)
+            echo(f"relprop: {refusal(error)}", err=True)
             if os.environ.get("RELPROP_TRACEBACK"):
                 traceback.print_exception(error)
             raise SystemExit(1) from None

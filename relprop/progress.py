@@ -1,8 +1,8 @@
 """What a long call is at, on standard error or below a notebook's cell: ``capturing the model``,
 ``method 5 of 21: gae``. How long the rest may take is said only once something is done.
 
-What says so (``doing``, ``counting``, ``told``) does not know whether anybody looks; ``showing``
-decides it.
+What says so (``doing``, ``counting``, ``with_progress``) does not know whether anybody looks;
+``showing`` decides it.
 """
 
 from __future__ import annotations
@@ -162,10 +162,10 @@ def counting(what: str, count: int) -> Iterator[Callable[[str], None]]:
     def begin(name: str) -> None:
         nonlocal done
         done += 1
-        said = f"{what} {min(done + 1, count)} of {count}" + (f": {name}" if name else "")
+        text = f"{what} {min(done + 1, count)} of {count}" + (f": {name}" if name else "")
         pace = (time.monotonic() - began) / max(done, 1)
         left = f"about {pace * (count - done):.0f} s left" if 0 < done < count else ""
-        bar.update(task, description=said, completed=done, left=left, refresh=True)
+        bar.update(task, description=text, completed=done, left=left, refresh=True)
 
     try:
         yield begin
@@ -175,7 +175,7 @@ def counting(what: str, count: int) -> Iterator[Callable[[str], None]]:
             bar.remove_task(task)
 
 
-def told(items: Iterable[T], what: str, count: int) -> Iterator[T]:
+def with_progress(items: Iterable[T], what: str, count: int) -> Iterator[T]:
     """The items, ``count`` of them, each said when it begins."""
     with counting(what, count) as begin:
         for item in items:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from relprop.adapters import Original
 from relprop.adapters.texts import Text
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError, as_path, first_line
 from relprop.explanation.fitting import refuse_unfit
 from relprop.interpreter.accounts import Account
@@ -146,8 +146,8 @@ def load(path: str | Path) -> Explanation | Generation:
     try:
         return (_generation if "steps" in header else _explanation)(header, tensors)
     except Exception as error:  # a damaged header is wrong in any way
-        said = f"{type(error).__name__}: {first_line(error)}"
-        fact = f"{path} is damaged: its header and its tensors do not fit ({said})"
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        fact = f"{path} is damaged: its header and its tensors do not fit ({reason})"
         raise InputError(fact, then=["save the explanation again"]) from error
 
 

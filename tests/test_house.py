@@ -21,7 +21,7 @@ FLOORS = {
     "numerics": 0,
     "progress": 0,
     "writing": 1,
-    "door": 0,
+    "error_boundary": 0,
     "operations": 0,
     "tracer": 1,
     "rules": 1,

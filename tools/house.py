@@ -39,8 +39,8 @@ def functions(path: Path) -> Iterator[Function]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             lines = (node.end_lineno or 0) - node.lineno + 1
             first = node.body[0]
-            told = ast.get_docstring(node) is not None
-            docstring = (first.end_lineno or 0) - first.lineno + 1 if told else 0
+            documented = ast.get_docstring(node) is not None
+            docstring = (first.end_lineno or 0) - first.lineno + 1 if documented else 0
             own = [
                 a for a in (*node.args.posonlyargs, *node.args.args) if a.arg not in ("self", "cls")
             ]

@@ -47,14 +47,14 @@ def table(samples: int) -> dict[str, dict[str, float]]:
     model, scenes = digit_scene_model(), make_scenes(samples, seed=0)
     x, y = scenes.images.numpy(), scenes.digits[:, 0].numpy()
     masks = scenes.mask(0)[:, None].numpy()
-    judges, found = metrics(), {}
+    measures, found = metrics(), {}
     for method in METHODS:
         explain = quantus_explainer(method=method)
         given = {"model": model, "x_batch": x, "y_batch": y, "device": "cpu"}
         given |= {"a_batch": explain(model, x, y), "s_batch": masks}
         found[method] = {
-            name: float(np.nanmean(np.asarray(judge(**given), dtype=float)))
-            for name, judge in judges.items()
+            name: float(np.nanmean(np.asarray(measure(**given), dtype=float)))
+            for name, measure in measures.items()
         }
     return found
 

@@ -25,12 +25,12 @@ from tools.rewritten import (
     CLOSE,
     TIMES,
     Usual,
-    asked_for,
-    asking,
     called,
     explained,
     furthest,
+    parser_for,
     rounding,
+    subjects_for,
 )
 
 #: Rows of a map that are made at a time.
@@ -42,7 +42,7 @@ PATHS: dict[str, Callable[[], AbstractContextManager[None]]] = {
 }
 
 
-def said(one: Usual, path: str) -> tuple[str, str]:
+def outcome_of(one: Usual, path: str) -> tuple[str, str]:
     """What came of a model that is explained in another way: ``agree``, ``DIFFERS``, ``FAILS``."""
     model = copy.deepcopy(one.model)  # which is captured and planned anew
     try:
@@ -64,13 +64,13 @@ def said(one: Usual, path: str) -> tuple[str, str]:
 
 def main() -> int:
     """Print a line per model and way, and a summary."""
-    parser = asking(__doc__)
+    parser = parser_for(__doc__)
     parser.add_argument("--paths", nargs="*", choices=PATHS, default=list(PATHS))
-    asked = parser.parse_args()
+    args = parser.parse_args()
     words: Counter[str] = Counter()
-    for subject, one in asked_for(asked):
-        for path in asked.paths:
-            word, says = said(one, path)
+    for subject, one in subjects_for(args):
+        for path in args.paths:
+            word, says = outcome_of(one, path)
             words[word] += 1
             print(f"{subject.name:60} {path:8} {word}: {says}", flush=True)
     print(", ".join(f"{count} {word}" for word, count in words.items()) or "nothing to compare")

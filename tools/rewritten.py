@@ -187,7 +187,7 @@ class Verdict:
     used: tuple[str, ...] = ()
 
 
-def judged(one: Usual, names: list[str], mixed: object = None) -> Verdict:
+def verdict_of(one: Usual, names: list[str], mixed: object = None) -> Verdict:
     """Explain the model rewritten in the ways named, and compare."""
     mode = Rewritten(names, mixed)
     try:
@@ -223,12 +223,12 @@ def fewest(one: Usual, verdict: Verdict, mixed: object = None) -> Verdict:
     """The same with so few ways that none can be left out."""
     for name in verdict.used:
         others = [n for n in verdict.used if n != name]
-        if (less := judged(one, others, mixed)).word == verdict.word:
+        if (less := verdict_of(one, others, mixed)).word == verdict.word:
             verdict = Verdict(less.word, less.says, tuple(others))
     return verdict
 
 
-def asking(what: str | None) -> argparse.ArgumentParser:
+def parser_for(what: str | None) -> argparse.ArgumentParser:
     """The options by which models are chosen."""
     parser = argparse.ArgumentParser(description=(what or "").splitlines()[0])
     parser.add_argument(
@@ -239,13 +239,13 @@ def asking(what: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def asked_for(asked: argparse.Namespace) -> Iterator[tuple[Subject, Usual]]:
+def subjects_for(args: argparse.Namespace) -> Iterator[tuple[Subject, Usual]]:
     """The models that were asked for, each with what is usual; those left out are printed."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    subjects = [s for pattern in asked.only for s in chosen_subjects("all", pattern)]
-    if asked.models is not None:
-        subjects = random.Random(asked.seed).sample(subjects, min(asked.models, len(subjects)))
+    subjects = [s for pattern in args.only for s in chosen_subjects("all", pattern)]
+    if args.models is not None:
+        subjects = random.Random(args.seed).sample(subjects, min(args.models, len(subjects)))
     for subject in subjects:
         try:
             one = usual(subject)
@@ -257,17 +257,17 @@ def asked_for(asked: argparse.Namespace) -> Iterator[tuple[Subject, Usual]]:
 
 def main() -> int:
     """Print a line per draw and a summary."""
-    parser = asking(__doc__)
+    parser = parser_for(__doc__)
     parser.add_argument("--draws", type=int, default=1)
     parser.add_argument("--mixed", action="store_true", help="each call in a way of its own")
     parser.add_argument("--minimise", action="store_true", help="name the ways it takes")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     words: Counter[str] = Counter()
-    for subject, one in asked_for(asked):
-        for draw in range(asked.seed, asked.seed + asked.draws):
-            began, mixed = time.monotonic(), draw if asked.mixed else None
-            verdict = judged(one, drawn(draw, asked.mixed), mixed)
-            if asked.minimise and verdict.word != "agree":
+    for subject, one in subjects_for(args):
+        for draw in range(args.seed, args.seed + args.draws):
+            began, mixed = time.monotonic(), draw if args.mixed else None
+            verdict = verdict_of(one, drawn(draw, args.mixed), mixed)
+            if args.minimise and verdict.word != "agree":
                 verdict = fewest(one, verdict, mixed)
             words[verdict.word] += 1
             by = f" by {' '.join(verdict.used)}" if verdict.word != "agree" else ""

@@ -77,10 +77,12 @@ print(
 # Its spectrogram, and beside it what the answer rests on:
 
 sample = 0
-fig, (heard, map_of_it) = relprop.plot.figure(2, 4.0)
-heard.imshow(prepared(sounds[:1])[0].T, origin="lower", aspect="auto", extent=(0, 0.96, 0, 32))
-heard.set_title("what the model hears")
-heard.set_xlabel("seconds")
+fig, (spectrogram, map_of_it) = relprop.plot.figure(2, 4.0)
+spectrogram.imshow(
+    prepared(sounds[:1])[0].T, origin="lower", aspect="auto", extent=(0, 0.96, 0, 32)
+)
+spectrogram.set_title("what the model hears")
+spectrogram.set_xlabel("seconds")
 relprop.plot.heatmap(explanation, sample=sample, ax=map_of_it)
 print(f"the beep: from {start[sample]:.2f} to {start[sample] + 0.25:.2f} seconds")
 print(explanation.summary(sample))

@@ -11,7 +11,7 @@ from relprop.adapters.given import Given, Prepared
 from relprop.adapters.huggingface import HuggingFace
 from relprop.adapters.pictures import Original
 from relprop.adapters.timm import Timm
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import OptionError
 
 ADAPTERS: list[type[Adapter]] = [HuggingFace, Timm, Adapter]

@@ -28,7 +28,7 @@ from relprop.adapters.texts import Text, decoded, recorded, with_turns, written
 from relprop.adapters.words import pieces_of, words_from_ids, words_from_record
 from relprop.errors import TargetError
 from relprop.tracer.binding import Inputs
-from relprop.tracer.modules import said
+from relprop.tracer.modules import safe_getattr
 from relprop.tracer.offloaded import home_of
 
 _clocks: dict[tuple[str, str], tuple[int, float] | None] = {}
@@ -229,4 +229,4 @@ def _measured(extractor: Any, name: str) -> tuple[int, float] | None:
 
 
 def _problem(model: nn.Module) -> Any:
-    return said(getattr(model, "config", None), "problem_type")
+    return safe_getattr(getattr(model, "config", None), "problem_type")

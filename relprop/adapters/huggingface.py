@@ -18,7 +18,7 @@ from relprop.adapters.processing import kind_of, tokenizer_of
 from relprop.errors import InputError, TargetError
 from relprop.tracer.advice import made_of
 from relprop.tracer.binding import Inputs
-from relprop.tracer.modules import said
+from relprop.tracer.modules import safe_getattr
 
 CONTENT = re.compile(
     r"(^|_)(inputs_embeds|visual_embeds|image_embeds|visual_feats|pixel_values|input_features|input_values)$|^decoder_input_ids$"
@@ -136,7 +136,7 @@ def _is_around_one(model: nn.Module) -> bool:
 
 def _of_config(model: nn.Module, name: str) -> Any:
     """What the config says; ``None`` of a module around a model, whose head is its own."""
-    return None if _is_around_one(model) else said(model.config, name)
+    return None if _is_around_one(model) else safe_getattr(model.config, name)
 
 
 def _names(model: nn.Module) -> Mapping[Any, Any]:

@@ -16,7 +16,7 @@ from relprop.adapters.pictures import found_originals
 from relprop.adapters.rgb import as_rgb, is_picture
 from relprop.errors import AmbiguityWarning, InputError, RelpropError, warn
 from relprop.tracer.binding import wrapped
-from relprop.tracer.modules import said
+from relprop.tracer.modules import safe_getattr
 from relprop.tracer.offloaded import home_of
 
 READY = "inputs = processor({}images=picture, do_rescale=False, return_tensors='pt')   # of 0 … 1"
@@ -90,7 +90,7 @@ def _with_pictures(model: nn.Module, inputs: Any, images: Any, *, files: bool) -
     so is the model. ``files``: texts are names of them."""
     mean = getattr(images, "image_mean", None)
     channels = len(mean) if isinstance(mean, (list, tuple)) else 3
-    if said(getattr(model, "config", None), "num_channels") == 3:
+    if safe_getattr(getattr(model, "config", None), "num_channels") == 3:
         channels = 3
     named = isinstance(inputs, Mapping)
     beside = [f"{name}=inputs[{name!r}], " for name in inputs if name != "images"] if named else []

@@ -24,34 +24,34 @@ def measured_clock(extract: Callable[[np.ndarray], Tensor], rate: int) -> tuple[
     """
     for noise, seconds in product(NOISES, LENGTHS):
         count = int(rate * seconds)
-        heard = _Heard(extract, count, noise)
-        early, late = heard(heard.first), heard(heard.last)
+        response = _ImpulseResponse(extract, count, noise)
+        early, late = response(response.first), response(response.last)
         if not (early.isfinite().all() and late.isfinite().all() and early.any() and late.any()):
             continue
         for axis in range(1, early.dim()):
             steps = _peak(late, axis) - _peak(early, axis)
-            if steps >= 2 and (hop := _hop(heard, early, axis, steps)) is not None:
+            if steps >= 2 and (hop := _hop(response, early, axis, steps)) is not None:
                 return axis, hop / rate
     return None
 
 
-def _hop(heard: _Heard, early: Tensor, axis: int, steps: int) -> int | None:
+def _hop(response: _ImpulseResponse, early: Tensor, axis: int, steps: int) -> int | None:
     """How many samples of the recording one step of the features is, if two clicks are ``steps``
     steps apart: that after which a click looks most like the early one."""
-    likely = (heard.last - heard.first) / steps
+    likely = (response.last - response.first) / steps
     wide = math.ceil(2 * likely / steps)
     around = range(max(round(likely) - wide, 1), round(likely) + wide + 1)
-    hops = [hop for hop in around if heard.first + steps * hop < len(heard.quiet)][:64]
+    hops = [hop for hop in around if response.first + steps * hop < len(response.quiet)][:64]
     unlike = []
     for hop in hops:
-        moved = heard(heard.first + steps * hop).roll(-steps, axis)
+        moved = response(response.first + steps * hop).roll(-steps, axis)
         unlike.append(float((moved - early).abs().sum() / early.sum()))
     if not unlike or min(unlike) >= UNLIKE:
         return None
     return hops[unlike.index(min(unlike))]
 
 
-class _Heard:
+class _ImpulseResponse:
     """What a click at a sample changes in the features of a quiet recording of ``count`` samples.
     ``first``, ``last``: two samples far apart."""
 

@@ -106,8 +106,8 @@ def _marks(template: str, render: Callable[[Any, bool], str]) -> str:
         user = {"role": "user", "content": first}
         replied = {"role": "assistant", "content": answer}
         again = {"role": "user", "content": second}
-        told = {"role": "system", "content": system}
-        chats = ([user, replied, again], [user, replied], [user], [told, user])
+        instruction = {"role": "system", "content": system}
+        chats = ([user, replied, again], [user, replied], [user], [instruction, user])
         found = {
             m for chat in chats for go_on in (False, True) for m in _written(render, chat, go_on)
         }
@@ -120,14 +120,14 @@ def _written(
     render: Callable[[Any, bool], str], chat: list[dict[str, str]], go_on: bool
 ) -> set[str]:
     """What a template writes around the turns of a chat; nothing if it refuses the chat."""
-    said = [turn["content"] for turn in chat]
+    contents = [turn["content"] for turn in chat]
     try:
         made = render(chat, go_on)
     except Exception:  # templates refuse chats by errors of any kind
         return set()
-    if not all(text in made for text in said):
+    if not all(text in made for text in contents):
         return set()
-    return {mark for mark in re.split("|".join(said), made) if mark.strip()}
+    return {mark for mark in re.split("|".join(contents), made) if mark.strip()}
 
 
 def _holds_a_turn(mark: str, marks: set[str]) -> bool:

@@ -1,4 +1,4 @@
-"""The public door: one page for each thing a user may ask for. Importing it puts the shipped
+"""The public API: one page for each thing a user may ask for. Importing it puts the shipped
 methods into their table."""
 
 import relprop.methods as methods

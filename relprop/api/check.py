@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from relprop.api.check_report import Arrival, Need, Report, Row
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import CaptureError, RelpropError
 from relprop.opening import check_devices
 from relprop.opening.opening import open_model
@@ -22,13 +22,13 @@ from relprop.rules import RuleSet
 from relprop.runner.conditions import Conditions
 from relprop.runner.differences import other_gradients
 from relprop.runner.input_study import is_text
-from relprop.runner.judging import Judge, judged, slopes_of
 from relprop.runner.memory import estimated
 from relprop.runner.needing import needs_of
 from relprop.runner.needs import Needs
 from relprop.runner.question import Question
 from relprop.runner.session import Session, open_session
 from relprop.runner.sites import past_attention
+from relprop.runner.verification import Verifier, slopes_of, verified
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.program import describe, is_floating, place
 from relprop.tracer.run import execute
@@ -60,14 +60,14 @@ def check(
         bound = bind(inputs)
         check_devices(model, bound)
 
-        def call(bound: Inputs, judge: Judge) -> Report:
-            judge.hear(bound)
+        def call(bound: Inputs, verifier: Verifier) -> Report:
+            verifier.run_model(bound)
             how = Conditions(precision=precision, explain_inputs=explain_inputs)
             session = open_session(model, bound, rules, how)
             starts = _starts(session)
             one = bound.select(0, 1) if session.program.input_specialised else bound
             values = execute(session.program, model, one, set(starts))
-            judge.compare(session, judge.heard(session.program, one, starts), values)
+            verifier.compare(session, verifier.reference(session.program, one, starts), values)
             starts = tuple(s for s in starts if s in session.flow.members)
             found = slopes_of(session, one, starts)
             wanted = frozenset(s.attention for s in session.program.sites) | frozenset(
@@ -82,14 +82,14 @@ def check(
                 report,
                 unrecognised=tuple(map(describe, other)),
                 memory=_memory(session, bound.batch) if report.ok else (),
-                compared=judge.said,
+                compared=verifier.outcome,
                 texts=any(is_text(bound, name) for name in session.program.leaves),
                 functions=found.functions,
                 gradient_error=other_gradients(found) if found.error else "",
             )
 
         try:
-            return judged(model, bound, True, call)
+            return verified(model, bound, True, call)
         except CaptureError as error:
             return Report(rules=str(rules), capture_error=str(error))
 

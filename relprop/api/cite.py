@@ -15,13 +15,13 @@ from relprop.adapters.processing import tokenizer_of
 from relprop.adapters.texts import Text, decoded, recorded
 from relprop.api.continuation import continued
 from relprop.api.generation import steps_of
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError, OptionError
 from relprop.explanation.citations import Citations, Passage, Said
 from relprop.explanation.segments import KINDS, owners, split
 from relprop.methods.options import SeedlessOptions
 from relprop.opening.opening import opened
-from relprop.progress import showing, told
+from relprop.progress import showing, with_progress
 from relprop.rules import RuleSet
 from relprop.runner.conditions import Conditions, Memory
 from relprop.runner.memory import checked_memory
@@ -89,8 +89,8 @@ def cite(
     ('Boris paints silver rivers.', 1)
     """
     texts, questions, answers = _checked(question, documents, answer, by)
-    asked = prompt if callable(prompt) else partial(_filled, prompt)
-    prompts = [asked(texts, one) for one in questions]
+    fill = prompt if callable(prompt) else partial(_filled, prompt)
+    prompts = [fill(texts, one) for one in questions]
     model, prepared = opened(model, prompts[0], processor, trust_remote_code=trust_remote_code)
     tokenizer = tokenizer_of(prepared.processor)
     if tokenizer is None:
@@ -102,9 +102,9 @@ def cite(
         memory=checked_memory(memory),
     )
 
-    def one(text: str, said: str | None) -> Citations:
+    def one(text: str, given: str | None) -> Citations:
         ready, whole = _read(model, prepared, tokenizer, text)
-        ids = _answered(model, ready.inputs, tokenizer, said, (max_new_tokens, generate, seed))
+        ids = _answered(model, ready.inputs, tokenizer, given, (max_new_tokens, generate, seed))
         after = torch.cat([ids, ids[:, -1:]], 1)  # all of it is read, and one token predicted
         run = continued(
             model, ready.inputs, max_new_tokens=None, output_ids=after, options=None, seed=seed
@@ -121,8 +121,8 @@ def cite(
         return Citations(*made, run.inputs, NAME, run.prompt)
 
     with showing(progress):
-        every = told(zip(prompts, answers, strict=True), "question", len(prompts))
-        found = [one(text, said) for text, said in every]
+        every = with_progress(zip(prompts, answers, strict=True), "question", len(prompts))
+        found = [one(text, given) for text, given in every]
     return found[0] if isinstance(question, str) else found
 
 
@@ -190,13 +190,13 @@ def _answered(
     given: Mapping[str, Tensor],
     tokenizer: Any,
     answer: str | None,
-    asked: tuple[int, Mapping[str, Any] | None, int],
+    settings: tuple[int, Mapping[str, Any] | None, int],
 ) -> Tensor:
     """The answer's ids, (1, tokens), without an end. Raises ``InputError`` for an empty one."""
     if answer is not None:
         ids = list(tokenizer(answer, add_special_tokens=False)["input_ids"])
     else:
-        count, options, seed = asked
+        count, options, seed = settings
         made = continued(
             model, given, max_new_tokens=count, output_ids=None, options=options, seed=seed
         )

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from relprop.api.comparison import Comparison, Trial
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import OptionError, RelpropError, first_line
 from relprop.explanation import Explanation
 from relprop.methods import GROUPS, method_named

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from relprop.api.rounding import rank_correlation
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import OptionError, counted, nearest
 from relprop.explanation import Explanation
 from relprop.views.html_tables import square

@@ -1,4 +1,4 @@
-"""The public door to flat programs: ``compile`` makes an explainer of a model."""
+"""The public API of flat programs: ``compile`` makes an explainer of a model."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from relprop.compiled.explainer import Runs, without_autograd
 from relprop.compiled.making import Flat
 from relprop.compiled.native import call_functions
 from relprop.compiled.saving import read
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import OptionError, nearest
 from relprop.methods.options import MethodOptions
 from relprop.opening import check_devices, opened
 from relprop.rules import RuleSet
 from relprop.runner.conditions import Conditions
-from relprop.runner.judging import read_rightly
 from relprop.runner.question import Question, checked_keep
 from relprop.runner.run import Part
 from relprop.runner.session import chosen_inputs
+from relprop.runner.verification import read_rightly
 from relprop.tracer.binding import Inputs, bind, refuse_unlike
 from relprop.tracer.surroundings import undisturbed
 

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relprop.api.generate import Asked, generated
+from relprop.api.generate import GenConfig, generated
 from relprop.api.prolonged import prolonged
 from relprop.errors import InputError, OptionError, message
 from relprop.targets.outputs import CLASSES
 from relprop.tracer.binding import Inputs, bind, flatten_output
-from relprop.tracer.modules import said
+from relprop.tracer.modules import safe_getattr
 from relprop.tracer.surroundings import undisturbed
 
 NEW_TOKENS = 20
@@ -63,7 +63,7 @@ def continued(
         raise OptionError(f"seed={seed!r}: an integer")
     if callable(getattr(model, "generate", None)) and hasattr(model, "config"):
         count = NEW_TOKENS if max_new_tokens is None else max_new_tokens
-        return _by_its_own(model, inputs, output_ids, Asked(count, dict(options or {}), seed))
+        return _by_its_own(model, inputs, output_ids, GenConfig(count, dict(options or {}), seed))
     return _plain(model, inputs, output_ids)
 
 
@@ -110,26 +110,26 @@ def _plain(model: nn.Module, inputs: Any, output_ids: Any) -> Continuation:
     )
 
 
-def _by_its_own(model: Any, inputs: Any, output_ids: Any, asked: Asked) -> Continuation:
+def _by_its_own(model: Any, inputs: Any, output_ids: Any, how: GenConfig) -> Continuation:
     """A model that generates: alone after its ``input_ids``, or by a decoder."""
-    if not isinstance(asked.count, int) or isinstance(asked.count, bool) or asked.count < 1:
-        raise OptionError(f"max_new_tokens={asked.count!r}: a positive integer")
+    if not isinstance(how.count, int) or isinstance(how.count, bool) or how.count < 1:
+        raise OptionError(f"max_new_tokens={how.count!r}: a positive integer")
     bound = bind(inputs)
     named = _named(model, bound)
     stream = _stream(model, named)
     if output_ids is None:
-        made = generated(model, named, stream, asked)
+        made = generated(model, named, stream, how)
         named = _with_start(named, made.prompt)
         prompt, ids, logits = made.prompt, made.ids, made.logits
     else:
         prompt = named[stream] if stream in named else _decoder_start(model, bound)
         ids, logits = _given(output_ids, prompt), []
         _refuse_repeated(ids, prompt, stream in named)
-    ids = _ended_at(_end_ids(model, asked.options), ids)
+    ids = _ended_at(_end_ids(model, how.options), ids)
     named[stream] = prompt
     start = prolonged(named, stream, model, ids[:, :0])
     logits = logits or [_first_logits(model, (), start)]
-    pad = said(model.config, "pad_token_id")
+    pad = safe_getattr(model.config, "pad_token_id")
     whole = prolonged(named, stream, model, ids[:, :-1], int(pad) if isinstance(pad, int) else 0)
     tokens = {n: whole[n] for n in ("input_ids", stream) if n in whole and whole[n].dim() == 2}
     return Continuation(whole, tokens, stream, prompt.shape[1], ids, *_checked_against(logits, ids))
@@ -146,7 +146,7 @@ def _named(model: Any, bound: Inputs) -> dict[str, Any]:
 
 def _stream(model: Any, named: Mapping[str, Any]) -> str:
     """Which input holds the output; the prompt in it is checked."""
-    decoder = bool(said(model.config, "is_encoder_decoder"))
+    decoder = bool(safe_getattr(model.config, "is_encoder_decoder"))
     if not decoder:
         _check_prompt(named, "input_ids", "attention_mask")
         return "input_ids"
@@ -211,7 +211,7 @@ def _decoder_start(model: Any, bound: Inputs) -> Tensor:
     """(batch, 1): the token a decoder starts with."""
     for holder in (getattr(model, "generation_config", None), model.config):
         for name in ("decoder_start_token_id", "bos_token_id"):
-            if isinstance(start := said(holder, name), int):
+            if isinstance(start := safe_getattr(holder, name), int):
                 return torch.full((bound.batch, 1), start, device=bound.tensors[0].device)
     raise InputError(
         "the model names no token that its decoder starts with: give decoder_input_ids "
@@ -252,7 +252,7 @@ def _end_ids(model: Any, options: Mapping[str, Any]) -> tuple[int, ...]:
     found = (
         options["eos_token_id"]
         if "eos_token_id" in options
-        else next((k for h in holders if (k := said(h, "eos_token_id")) is not None), None)
+        else next((k for h in holders if (k := safe_getattr(h, "eos_token_id")) is not None), None)
     )
     if found is None:
         return ()

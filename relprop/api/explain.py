@@ -1,4 +1,4 @@
-"""The public door: ``explain``, ``explain_many``, ``trace``."""
+"""The public API: ``explain``, ``explain_many``, ``trace``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.explanation import Explanation
 from relprop.explanation.joining import Explanations
 from relprop.methods.options import CallOptions

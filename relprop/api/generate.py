@@ -37,7 +37,7 @@ class Generated:
 
 
 @dataclass(frozen=True)
-class Asked:
+class GenConfig:
     """How much to generate, by which options of ``generate``, from which random state."""
 
     count: int
@@ -45,11 +45,11 @@ class Asked:
     seed: int
 
 
-def generated(model: Any, named: Mapping[str, Any], stream: str, asked: Asked) -> Generated:
+def generated(model: Any, named: Mapping[str, Any], stream: str, how: GenConfig) -> Generated:
     """What ``model.generate`` gives for the inputs. Raises ``OptionError`` for options that are set
     here, ``InputError`` where it fails or does not return the prompt."""
-    _refuse_options(asked.options)
-    found = _called(model, named, asked)
+    _refuse_options(how.options)
+    found = _called(model, named, how)
     logits, sequences = getattr(found, "logits", None), getattr(found, "sequences", None)
     steps, prompt = len(logits or ()), named.get(stream)
     if not steps or sequences is None or not _begins_with(sequences[:, :-steps], prompt):
@@ -102,25 +102,25 @@ class _Counted:
             self.own.end()
 
 
-def _called(model: Any, named: Mapping[str, Any], asked: Asked) -> Any:
+def _called(model: Any, named: Mapping[str, Any], how: GenConfig) -> Any:
     """What ``generate`` returns, greedy unless told otherwise."""
-    options = {"do_sample": False, "num_beams": 1, **asked.options}
-    with undisturbed(model), torch.no_grad(), counting("token", asked.count) as begin:
+    options = {"do_sample": False, "num_beams": 1, **how.options}
+    with undisturbed(model), torch.no_grad(), counting("token", how.count) as begin:
         if SHOWN.get() is not None:
             options["streamer"] = _Counted(begin, options.get("streamer"))
-        torch.manual_seed(asked.seed)
+        torch.manual_seed(how.seed)
         try:
             return model.generate(
                 **named,
                 **options,
-                max_new_tokens=asked.count,
+                max_new_tokens=how.count,
                 return_dict_in_generate=True,
                 output_logits=True,
             )
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            said = next((line for line in str(error).splitlines() if line.strip()), "")
+            reason = next((line for line in str(error).splitlines() if line.strip()), "")
             raise InputError(
-                f"the model's own generate() fails: {type(error).__name__}: {said}", then=[GIVE]
+                f"the model's own generate() fails: {type(error).__name__}: {reason}", then=[GIVE]
             ) from error

@@ -14,7 +14,7 @@ from relprop.adapters import Prepared
 from relprop.adapters.processing import tokenizer_of
 from relprop.adapters.words import pieces_of
 from relprop.api.continuation import Continuation, continued
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError, message
 from relprop.explanation import Explanation, Generation, TokenScores
 from relprop.methods.options import GenerationOptions
@@ -24,7 +24,7 @@ from relprop.rules import RuleSet
 from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions, Memory
 from relprop.runner.memory import checked_memory
-from relprop.runner.question import Question, checked_keep, told_beside
+from relprop.runner.question import Question, checked_keep, move_processor_options
 from relprop.targets.index import Nothing, Output
 
 
@@ -94,7 +94,7 @@ def explain_generation(
     (torch.Size([1, 2, 4]), True)
     """  # noqa: E501
     question = Question(method, method_options, rules, checked_keep(keep))
-    inputs, (question,) = told_beside(inputs, [question])
+    inputs, (question,) = move_processor_options(inputs, [question])
     model, prepared = opened(model, inputs, processor, trust_remote_code=trust_remote_code)
     how = Conditions(
         batch_size,

@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 from relprop.api.interventions import Instrument
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import OptionError
 from relprop.opening import check_devices
 from relprop.opening.opening import open_model
 from relprop.rules import RuleSet
 from relprop.runner.conditions import Conditions
-from relprop.runner.judging import Judge, judged
 from relprop.runner.session import Session, open_session
+from relprop.runner.verification import Verifier, verified
 from relprop.targets.resolve import compared_outputs
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.names import named
@@ -82,14 +82,14 @@ def instrument(
         bound = bind(inputs)
         check_devices(model, bound)
 
-        def call(bound: Inputs, judge: Judge) -> Instrument:
-            judge.hear(bound)
+        def call(bound: Inputs, verifier: Verifier) -> Instrument:
+            verifier.run_model(bound)
             session = session_of(bound).reading([target], bound)
             starts = compared_outputs(session.program, [target])
             probe = Instrument(session, bound, target, rules, opened)
             values = probe._forward()[0].forward.values
-            heard = judge.heard(session.program, bound, starts)
-            probe.may_differentiate = judge.compare(session, heard, values)
+            ref = verifier.reference(session.program, bound, starts)
+            probe.may_differentiate = verifier.compare(session, ref, values)
             return probe
 
-        return judged(model, bound, verify, call)
+        return verified(model, bound, verify, call)

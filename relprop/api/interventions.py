@@ -22,7 +22,7 @@ from relprop.api.settings import (
     stand_in,
     step_of,
 )
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import OptionError, PartlySetWarning, SharedBatchWarning, message, warn
 from relprop.explanation import Explanation
 from relprop.rules import RuleSet

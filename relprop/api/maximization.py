@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError, OptionError, RelpropError, TargetError, message
 from relprop.numerics import at_least_float32
 from relprop.opening import check_devices
@@ -20,12 +20,12 @@ from relprop.opening.opening import opened
 from relprop.progress import counting, showing
 from relprop.runner.conditions import Conditions
 from relprop.runner.input_study import InputStudy
-from relprop.runner.judging import Judge, judged
 from relprop.runner.needing import needs_of
 from relprop.runner.question import Question
 from relprop.runner.run import Part, run
 from relprop.runner.session import Session, open_session
 from relprop.runner.sites import reached_inputs
+from relprop.runner.verification import Verifier, verified
 from relprop.targets.resolve import compared_outputs
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.offloaded import home_of
@@ -105,18 +105,18 @@ def activation_maximization(
         bound = bind(given)
         check_devices(model, bound)
 
-        def call(bound: Inputs, judge: Judge) -> tuple[str, fx.Node, InputStudy]:
-            judge.hear(bound)
+        def call(bound: Inputs, verifier: Verifier) -> tuple[str, fx.Node, InputStudy]:
+            verifier.run_model(bound)
             with same_chance(model):
                 session = open_session(model, bound, "paper", how).reading([unit], bound)
                 name, leaf = _moving_input(session)
                 study = _study(session, Part(bound, prepared, 0, bound.batch), unit, leaf)
             starts = compared_outputs(session.program, [unit])
-            heard = judge.heard(session.program, bound, starts)
-            judge.compare(session, heard, study.run.forward.values)
+            ref = verifier.reference(session.program, bound, starts)
+            verifier.compare(session, ref, study.run.forward.values)
             return name, leaf, study
 
-        name, leaf, study = judged(model, bound, True, call)
+        name, leaf, study = verified(model, bound, True, call)
         with counting("step", steps) as begin:
             image, objective, last = _ascend(
                 lambda moved: study.output_at((leaf,), (moved,)),
@@ -158,7 +158,7 @@ def _study(session: Session, part: Part, unit: Any, leaf: fx.Node) -> InputStudy
 @dataclass(frozen=True)
 class Ascent:
     """How the ascent goes: ``steps`` of length ``lr``, λ = ``l2``, clipped to ``bounds``;
-    ``begin`` hears when each step begins."""
+    ``begin`` is called when each step begins."""
 
     steps: int
     lr: float

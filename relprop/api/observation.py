@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from relprop.adapters import Prepared
 from relprop.api.hooks import RelevanceHook, chain, tidy
 from relprop.api.why import Why, why
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import OptionError, RelpropError, is_strict, message, nearest, strictly
 from relprop.interpreter.forms import refuse_undefined
 from relprop.interpreter.forward import Kept, forward
@@ -66,7 +66,7 @@ class Observation:
         self._done: tuple[Run, Start] | None = None
         self._by_rules: dict[RuleSet, tuple[Run, Start]] = {}
         self._relevance: dict[fx.Node, Tensor] | None = None
-        self._books: Ledger | None = None
+        self._ledger: Ledger | None = None
         self._plan: Plan | None = None
 
     def names(self, pattern: str = "*") -> list[str]:
@@ -119,8 +119,8 @@ class Observation:
     def ledger(self) -> Ledger:
         """The books of the whole pass, down to the explained inputs."""
         self._propagate()
-        assert self._books is not None
-        return self._books
+        assert self._ledger is not None
+        return self._ledger
 
     def why(self, name: str) -> Why:
         """Why a node got its relevance: who handed it down, by which rule it goes on, each
@@ -134,10 +134,10 @@ class Observation:
         'carry'
         """  # noqa: E501
         node, relevance = self._one(name), self._propagate()
-        assert self._plan is not None and self._books is not None
+        assert self._plan is not None and self._ledger is not None
         values = self._forward()[0].detached()
         with undisturbed(self.session.model), torch.no_grad():
-            return why(self._plan, self._books, values, relevance, node)
+            return why(self._plan, self._ledger, values, relevance, node)
 
     def hook(self, pattern: str, function: RelevanceHook) -> Handle:
         """Call ``function(relevance)`` when relevance passes a matching node (batch first); what it
@@ -219,14 +219,14 @@ class Observation:
             )
             plan = self.session.plan(starts, leaves | named)
             with self._warned():
-                self.session.tell(self.session.notices(plan))
+                self.session.warn_once(self.session.notices(plan))
             hooks, terms = self._hooks_by_node(), start.begun
             if start_with_output(self.session.rules):
                 terms = start.contributions(done.outputs(self.session.program))
             with undisturbed(self.session.model), torch.no_grad():
                 passes = Relevance.at_terms(plan, terms, hooks)
                 walk = passes.through(plan.order, done.detached())
-            self._plan, self._books = plan, passes.ledger(walk)
+            self._plan, self._ledger = plan, passes.ledger(walk)
             self._relevance = walk.found
         return self._relevance
 

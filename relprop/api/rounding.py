@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.api.explain import explain
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import OptionError
 from relprop.explanation import Explanation
 

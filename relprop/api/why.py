@@ -54,7 +54,7 @@ class Why:
             + ("" if s.amount is None else f"  {_mean(s.amount)}")
             for s in self.shares
         ]
-        return "\n".join([*lines, *_books(self.account)])
+        return "\n".join([*lines, *_lines_of(self.account)])
 
 
 def why(
@@ -80,7 +80,7 @@ def why(
     return Why(node.name, place, account.arrived, readers, step.rule.name, account, shares)
 
 
-def _books(account: Account) -> list[str]:
+def _lines_of(account: Account) -> list[str]:
     """The account's columns that hold anything, a line each."""
     amounts = {"to inputs": account.to_inputs, "unread": account.unread}
     amounts |= {f"absorbed by {name}": a for name, a in account.absorbed.items()}

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from relprop.cards.base import Card, data_uri
-from relprop.views.beside import Maps
 from relprop.views.escape import markup, visible
 from relprop.views.overlay import grey, opacity
+from relprop.views.token_maps import Maps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 from relprop.cards.answer import Answer, AnswerCard, Part, Said
 from relprop.cards.trials import Checks
 from relprop.errors import OptionError
-from relprop.explanation.whole import said as answer_text
-from relprop.explanation.whole import whole
+from relprop.explanation.whole import answer_text, whole
 from relprop.methods import METHODS
-from relprop.views.beside import columns, maps_of, pictures_of
 from relprop.views.generations import steps_of
+from relprop.views.token_maps import columns, maps_of, pictures_of
 
 if TYPE_CHECKING:
     from relprop.explanation import Citations, Explanation, Generation

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from relprop.cards.trials import Checks
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.views.escape import markup
 from relprop.views.page import png
 from relprop.writing import written

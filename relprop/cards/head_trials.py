@@ -14,7 +14,7 @@ from relprop.api.instrument import Instrument
 from relprop.cards.trials import chance_of
 from relprop.errors import OptionError
 from relprop.explanation import Block, Explanation
-from relprop.progress import told
+from relprop.progress import with_progress
 from relprop.runner.describe import names_of
 from relprop.targets.outputs import class_output
 
@@ -100,7 +100,7 @@ def ablated(
 
     every = [order[:0], order[:count], *some]
     before, by_share, *by_chance = [
-        without(h) for h in told(every, "taking heads away", len(every))
+        without(h) for h in with_progress(every, "taking heads away", len(every))
     ]
     return Ablation(count, before, by_share, tuple(by_chance), what)
 

@@ -19,13 +19,13 @@ from relprop.cards.base import Card, data_uri
 from relprop.cards.head_parts import Parts, head_vectors, parts_of, percent
 from relprop.cards.head_trials import Ablation, ablated
 from relprop.cards.trials import Checks, control_of, made_by
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError, RelpropError, counted, first_line, message
 from relprop.explanation import Explanation
 from relprop.opening.opening import opened
 from relprop.progress import doing, showing
 from relprop.rules import RuleSet
-from relprop.runner.question import Question, told_beside
+from relprop.runner.question import Question, move_processor_options
 from relprop.tracer.binding import Inputs, bind
 from relprop.views.escape import markup
 from relprop.views.shown import only, target_of
@@ -89,7 +89,7 @@ def head_view(
     [(4,), (4,), (4,), (4,)]
     """
     with showing(progress):
-        inputs, (question,) = told_beside(inputs, [Question(METHOD, options, rules)])
+        inputs, (question,) = move_processor_options(inputs, [Question(METHOD, options, rules)])
         module, given = opened(model, inputs, processor, trust_remote_code=trust_remote_code)
         bound = bind(given.inputs)
         how: dict[str, Any] = {"rules": rules, "precision": precision}

@@ -17,7 +17,7 @@ from relprop.api.explain import explain
 from relprop.api.rounding import content_scores, rank_correlation
 from relprop.cards.trials import places_of
 from relprop.data import Sample
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import RelpropError, counted, first_line, quietly
 from relprop.explanation import Explanation, TokenScores
 from relprop.opening.wrapped import base_model
@@ -92,7 +92,7 @@ class Judged:
 
 
 @dataclass(frozen=True, eq=False)
-class Judge:
+class Checker:
     """Measures the maps of a run's samples with the run's own model and preparation."""
 
     work: ExplainWork

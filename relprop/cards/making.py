@@ -14,7 +14,7 @@ from relprop.cards.answer import AnswerCard
 from relprop.cards.asking import Asked, answer_card, class_card, generated, picture_card
 from relprop.cards.base import Card
 from relprop.cards.trials import command_line
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError
 from relprop.explanation import Generation
 from relprop.methods.options import CallOptions

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from relprop.adapters import adapter_for
 from relprop.cards.base import Card
-from relprop.cards.judged import FIFTH, NO_CHECKS, STABLE, Judge, Judged
+from relprop.cards.judged import FIFTH, NO_CHECKS, STABLE, Checker, Judged
 from relprop.cards.run_samples import COLUMNS, MARKS, Entry, picture_of, row_of, template_of
 from relprop.cards.trials import ORDERS, Checks
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import counted
 from relprop.explanation import Explanation
 from relprop.opening.wrapped import base_model
-from relprop.progress import showing, told
+from relprop.progress import showing, with_progress
 from relprop.runs import ExplainWork, RunResults, explanation_of
 from relprop.views.colours import ramps
 from relprop.views.escape import markup, visible
@@ -50,12 +50,12 @@ def run_page(results: RunResults, work: ExplainWork, call: str, *, checks: bool 
     here that is the ``explain`` of each check."""
     absent = {*results.failed, *results.missing.tolist()}
     done = [i for i in range(results.samples) if i not in absent][:SHOWN]
-    many, judge = min(CHECKED, len(done)) if checks else 0, Judge(work)
+    many, checker = min(CHECKED, len(done)) if checks else 0, Checker(work)
     entries = list(map(_reader(results, work), done))
     with showing(None):
-        for start in told(range(0, many, BATCH), "checking batch", -(-many // BATCH)):
+        for start in with_progress(range(0, many, BATCH), "checking batch", -(-many // BATCH)):
             part = slice(start, min(start + BATCH, many))
-            maps = judge(done[part], [[j.explanation for j in e.found] for e in entries[part]])
+            maps = checker(done[part], [[j.explanation for j in e.found] for e in entries[part]])
             entries[part] = map(lambda e, m: replace(e, found=m), entries[part], maps)
     facts = _facts(results, entries)
     model, weights = facts["Model"].rpartition(".")[2], facts["Weights (SHA-256)"][:16]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from relprop.commands.asked import Answer, Asked
+from relprop.commands.arguments import Answer, Args
 from relprop.commands.explain import method_of
 from relprop.commands.one_input import required_input
+from relprop.commands.printing import WrongUsage, echo, echo_json
 from relprop.commands.steps import Steps
-from relprop.commands.telling import WrongUsage, tell, tell_json
 from relprop.commands.writing import check_outs, write
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ ENDINGS = (".html", ".png")
 EXAMPLE = "relprop card cat.jpg --model timm:vit_base_patch16_224 --out cat.html"
 
 
-def card(asked: Asked, answer: Answer, max_new_tokens: int, *, heads: bool, checks: bool) -> None:
+def card(args: Args, answer: Answer, max_new_tokens: int, *, heads: bool, checks: bool) -> None:
     """Make a card, or the view of a model's heads, and write it. Raises ``WrongUsage`` without an
     input; ``RelpropError``."""
     if heads and answer.methods:
@@ -28,16 +28,16 @@ def card(asked: Asked, answer: Answer, max_new_tokens: int, *, heads: bool, chec
     with Steps(3 + len(answer.outs)) as steps:
         steps.next("loading PyTorch, reading the input")
         method, options = method_of(answer.methods, answer.rules)
-        given = required_input(asked, "card needs a picture or a text", EXAMPLE)
+        given = required_input(args, "card needs a picture or a text", EXAMPLE)
         from relprop.cards.making import card as make
         from relprop.cards.trials import command_line
         from relprop.commands.subject import open_subject
 
         steps.next("opening the model")
-        subject = open_subject(asked.model, given)
+        subject = open_subject(args.model, given)
         steps.next("explaining")
         how: dict[str, Any] = {"processor": subject.processor, "checks": checks}
-        how |= {"precision": asked.model.precision, "made": command_line(sys.argv[1:]), **options}
+        how |= {"precision": args.model.precision, "made": command_line(sys.argv[1:]), **options}
         target = subject.target(answer.targets[0])
         if heads:
             from relprop.cards.heads import head_view
@@ -48,6 +48,6 @@ def card(asked: Asked, answer: Answer, max_new_tokens: int, *, heads: bool, chec
             found = make(subject.model, subject.inputs, target, **how)
         write(answer.outs, {".html": found.to_html, ".png": found.to_png}, steps)
     if answer.json_output:
-        tell_json({"title": found.title, "said": found.said, "made": found.made})
+        echo_json({"title": found.title, "said": found.said, "made": found.made})
         return
-    tell(f"{found.title}\n{found.said}\n" + "\n".join(f"written: {o}" for o in answer.outs))
+    echo(f"{found.title}\n{found.said}\n" + "\n".join(f"written: {o}" for o in answer.outs))

@@ -7,11 +7,11 @@ import dataclasses
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from relprop.commands.asked import Asked
+from relprop.commands.arguments import Args
 from relprop.commands.explain import known_method
 from relprop.commands.one_input import read_input
+from relprop.commands.printing import echo, echo_json
 from relprop.commands.steps import Steps
-from relprop.commands.telling import tell, tell_json
 from relprop.errors import AmbiguityWarning, RelpropError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ MOST_PLACES = 5
 LEAST_SHARE = 1e-4  # of the relevance that started; less than this is not printed
 
 
-def check(asked: Asked, method: str, rules: str, *, json_output: bool) -> bool:
+def check(args: Args, method: str, rules: str, *, json_output: bool) -> bool:
     """Print the report on a model, for one input or, without, for a random one of the shape it
     takes; whether ``method`` can explain it.
 
@@ -34,12 +34,12 @@ def check(asked: Asked, method: str, rules: str, *, json_output: bool) -> bool:
     with Steps(4) as steps:
         steps.next("loading PyTorch, reading the input")
         method, _ = known_method(method)
-        given = read_input(asked)
+        given = read_input(args)
         from relprop.api.check import check as checked
         from relprop.commands.subject import open_subject, typical_subject
 
         steps.next("opening the model")
-        model, precision = asked.model, asked.model.precision
+        model, precision = args.model, args.model.precision
         subject = typical_subject(model) if given is None else open_subject(model, given)
         inputs = subject.tensors()
         steps.next("capturing the model")
@@ -49,12 +49,12 @@ def check(asked: Asked, method: str, rules: str, *, json_output: bool) -> bool:
         if report.ok:
             ledger, why = _ledger_of_one(subject, inputs, rules, precision)
     if json_output:
-        tell_json(_as_json(report, method, ledger, why))
+        echo_json(_as_json(report, method, ledger, why))
     else:
-        _tell(report, method, ledger, why)
+        _echo(report, method, ledger, why)
         if given is None:
             yours = "relprop check INPUT --model ... takes yours"
-            tell(f"\n  for a random input of the shape the model takes; {yours}")
+            echo(f"\n  for a random input of the shape the model takes; {yours}")
     return method in report.methods
 
 
@@ -73,30 +73,30 @@ def _ledger_of_one(
 
 
 def _as_json(report: Report, method: str, ledger: Ledger | None, why: str) -> dict[str, Any]:
-    books: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     if ledger is not None:
         totals = {kind: float(amount.mean()) for kind, amount in ledger.totals().items()}
-        books = {"totals": totals, "worst_residual": ledger.worst(), "places": losses(ledger)}
+        found = {"totals": totals, "worst_residual": ledger.worst(), "places": losses(ledger)}
     return {
         **dataclasses.asdict(report),
         "ok": report.ok,
         "methods": report.methods,
         "method": method,
         "supported": method in report.methods,
-        "ledger": books,
+        "ledger": found,
         "ledger_error": why,
     }
 
 
-def _tell(report: Report, method: str, ledger: Ledger | None, why: str) -> None:
-    tell(report)
+def _echo(report: Report, method: str, ledger: Ledger | None, why: str) -> None:
+    echo(report)
     if ledger is not None:
-        tell(f"\n{ledger}\n")
-        tell(_where(losses(ledger)))
+        echo(f"\n{ledger}\n")
+        echo(_where(losses(ledger)))
     elif why:
-        tell(f"\n  relevance could not be followed for one input: {why}")
+        echo(f"\n  relevance could not be followed for one input: {why}")
     if method != "transformer_attribution":
-        tell(f"\n  {method} {'applies' if method in report.methods else 'does NOT apply'}")
+        echo(f"\n  {method} {'applies' if method in report.methods else 'does NOT apply'}")
 
 
 def losses(ledger: Ledger) -> list[dict[str, Any]]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relprop.commands.asked import Answer, Asked, AskedModel
+from relprop.commands.arguments import Answer, Args, ModelArgs
 from relprop.commands.explain import known_method
 from relprop.commands.one_input import required_input
+from relprop.commands.printing import echo, echo_json
 from relprop.commands.showing import json_of as explanation_as_json
 from relprop.commands.showing import page_writer, refuse_several
 from relprop.commands.steps import Steps
-from relprop.commands.telling import tell, tell_json
 from relprop.commands.writing import check_outs, json_writer, write
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from relprop.explanation import Explanation
 
 
-def compare(asked: Asked, answer: Answer) -> None:
+def compare(args: Args, answer: Answer) -> None:
     """Explain one input by several methods; print how alike they rank its parts, and write the maps
     side by side. Raises ``RelpropError``."""
     outs = answer.outs
@@ -29,31 +29,31 @@ def compare(asked: Asked, answer: Answer) -> None:
         steps.next("loading PyTorch, reading the input")
         chosen = [_group_or_method(method) for method in answer.methods]
         example = "relprop compare cat.jpg --model timm:vit_base_patch16_224"
-        given = required_input(asked, "compare needs an input", example)
+        given = required_input(args, "compare needs an input", example)
         from relprop.commands.subject import open_subject
 
         steps.next("opening the model")
-        subject = open_subject(asked.model, given)
+        subject = open_subject(args.model, given)
         wanted = subject.target(answer.targets[0])
         steps.next("explaining by each method")
-        found = _compared(subject, chosen, wanted, asked.model, answer.ledger)
-        if asked.stream is None and any(out.suffix.lower() == ".png" for out in outs):
+        found = _compared(subject, chosen, wanted, args.model, answer.ledger)
+        if args.stream is None and any(out.suffix.lower() == ".png" for out in outs):
             refuse_several(next(iter(found.explanations.values())))
         writers = {
-            ".png": lambda path: _draw(found, subject, asked.stream, path),
-            ".html": page_writer(_shown(found, asked.stream), subject),
+            ".png": lambda path: _draw(found, subject, args.stream, path),
+            ".html": page_writer(_shown(found, args.stream), subject),
             ".json": json_writer(lambda: json_of(found)),
         }
         write(outs, writers, steps)
     if answer.json_output:
-        tell_json(json_of(found))
+        echo_json(json_of(found))
     else:
-        books = _books(found) if answer.ledger else []
+        ledgers = _ledgers(found) if answer.ledger else []
         written = [f"written: {out}" for out in outs]
-        tell("\n".join([str(found), *books, *written]))
+        echo("\n".join([str(found), *ledgers, *written]))
 
 
-def _books(comparison: Comparison) -> list[str]:
+def _ledgers(comparison: Comparison) -> list[str]:
     """The books of every method that keeps some."""
     found = comparison.explanations.items()
     return [f"\n{label}\n{e.ledger}" for label, e in found if e.ledger is not None]
@@ -66,7 +66,7 @@ def _group_or_method(text: str) -> str | tuple[str, dict[str, Any]]:
 
 
 def _compared(
-    subject: Subject, methods: list[Any], target: Any, model: AskedModel, ledger: bool | None
+    subject: Subject, methods: list[Any], target: Any, model: ModelArgs, ledger: bool | None
 ) -> Comparison:
     from relprop.api.compare import compare
 

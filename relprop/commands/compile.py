@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from relprop.commands.asked import Answer, Asked
+from relprop.commands.arguments import Answer, Args
 from relprop.commands.explain import method_of
 from relprop.commands.one_input import required_input
+from relprop.commands.printing import WrongUsage, echo, echo_json
 from relprop.commands.steps import Steps
-from relprop.commands.telling import WrongUsage, tell, tell_json
 from relprop.commands.writing import check_outs, write
 
 ENDINGS = (".safetensors", ".pt2")
 
 
-def compile_model(asked: Asked, answer: Answer, *, ahead_of_time: bool) -> None:
+def compile_model(args: Args, answer: Answer, *, ahead_of_time: bool) -> None:
     """Make a flat program of the model for inputs like the one given, and write it. Raises
     ``RelpropError``."""
     if len(answer.outs) != 1:
@@ -23,19 +23,19 @@ def compile_model(asked: Asked, answer: Answer, *, ahead_of_time: bool) -> None:
         method, options = method_of(answer.methods, answer.rules)
         example = "relprop compile cat.jpg --model timm:vit_base_patch16_224 --out cat.pt2"
         fact = "compile needs an input of the shape that is to be read"
-        given = required_input(asked, fact, example)
+        given = required_input(args, fact, example)
         from relprop.api.compile import compile
         from relprop.commands.subject import open_subject
 
         steps.next("opening the model")
-        subject = open_subject(asked.model, given)
+        subject = open_subject(args.model, given)
         steps.next("recording the program")
         made = compile(
             subject.model,
             subject.inputs,
             method=method,
             ledger=bool(answer.ledger),
-            precision=asked.model.precision,
+            precision=args.model.precision,
             processor=subject.processor,
             **options,
         )
@@ -43,6 +43,6 @@ def compile_model(asked: Asked, answer: Answer, *, ahead_of_time: bool) -> None:
         write(answer.outs, writers, steps)
     (out,) = answer.outs
     if answer.json_output:
-        tell_json({"written": str(out), "reads": str(made.shape), "method": method})
+        echo_json({"written": str(out), "reads": str(made.shape), "method": method})
     else:
-        tell(f"{method} for {made.shape}\nwritten: {out}")
+        echo(f"{method} for {made.shape}\nwritten: {out}")

@@ -11,8 +11,8 @@ from typing import Any
 
 from relprop.cards.run import run_page
 from relprop.cards.trials import command_line
-from relprop.commands.asked import AskedDataSet, AskedModel
-from relprop.commands.telling import tell, tell_json
+from relprop.commands.arguments import DataArgs, ModelArgs
+from relprop.commands.printing import echo, echo_json
 from relprop.data import Source
 from relprop.errors import RelpropError, UnforeseenError, quietly
 from relprop.evaluation import EvaluationWork, ImageTask, TextTask
@@ -36,8 +36,8 @@ from relprop.writing import written
 
 
 def explain_all(
-    model: AskedModel,
-    data: AskedDataSet,
+    model: ModelArgs,
+    data: DataArgs,
     out: Path,
     methods: Sequence[str],
     target: str,
@@ -64,13 +64,13 @@ def explain_all(
     )
     summary = _run(work, data, out)
     if json_output:
-        tell_json(dataclasses.asdict(summary) | {"complete": summary.complete})
+        echo_json(dataclasses.asdict(summary) | {"complete": summary.complete})
     else:
-        tell(summary)
+        echo(summary)
     if summary.complete and not summary.process:
         files = _write_page(work, out, pages, checks=not data.no_checks)
         if not json_output and files:
-            tell("\n".join(f"written: {file}" for file in files))
+            echo("\n".join(f"written: {file}" for file in files))
     processes.leave()
 
 
@@ -89,13 +89,13 @@ def _write_page(work: ExplainWork, out: Path, pages: Sequence[Path], *, checks: 
     except UnforeseenError:
         raise
     except RelpropError as error:
-        tell(f"warning: the run is complete, its page could not be written: {error}", err=True)
+        echo(f"warning: the run is complete, its page could not be written: {error}", err=True)
     return files
 
 
 def evaluate(
-    model: AskedModel,
-    data: AskedDataSet,
+    model: ModelArgs,
+    data: DataArgs,
     out: Path,
     methods: Sequence[str],
     measures: Sequence[str],
@@ -111,17 +111,17 @@ def evaluate(
     usual = CVPR_2021 if source.kind == "image" else ATTCAT
     rows = entries([_row(text) for text in methods] or usual)
     summary = _run(EvaluationWork(task, rows, data.limit), data, out)
-    tell(summary, err=True)
+    echo(summary, err=True)
     if summary.complete and not summary.process:
         table = read_numbers(task, rows, out).table(f"{source.name}, {model.name}")
         for name, text in (("table.md", str(table)), ("table.json", table.to_json())):
             with written(out / name, "the table") as beside:
                 beside.write_text(f"{text}\n", encoding="utf-8")
-        tell(table.to_json() if json_output else table)
+        echo(table.to_json() if json_output else table)
     processes.leave()
 
 
-def _opened(model: AskedModel, data: AskedDataSet) -> tuple[Opened, Source, Any]:
+def _opened(model: ModelArgs, data: DataArgs) -> tuple[Opened, Source, Any]:
     """The model, the data set as it takes it, and what normalises images."""
     device = device_named(model.device)
     options = parse_options(data.data_options, "--data-option")
@@ -130,7 +130,7 @@ def _opened(model: AskedModel, data: AskedDataSet) -> tuple[Opened, Source, Any]
     return opened, *prepared(source, opened)
 
 
-def _run(work: Work, data: AskedDataSet, out: Path) -> Summary:
+def _run(work: Work, data: DataArgs, out: Path) -> Summary:
     how: dict[str, Any] = {"batch_size": data.batch_size, "resume": data.resume}
     return run(work, out, on_error=data.on_error, **how)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from relprop.commands.printing import echo, echo_json
 from relprop.commands.steps import Steps
-from relprop.commands.telling import tell, tell_json
 from relprop.commands.writing import check_outs
 
 
@@ -18,6 +18,6 @@ def demo(out: Path, seed: int, *, force: bool, json_output: bool) -> None:
 
         report = run_demo(out, seed)
     if json_output:
-        tell_json({"seed": seed, "picture": str(out), "report": report.splitlines()})
+        echo_json({"seed": seed, "picture": str(out), "report": report.splitlines()})
     else:
-        tell(report)
+        echo(report)

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 
 from relprop.commands.devices import devices, named_error
 from relprop.commands.installed import requirements, satisfied, version
+from relprop.commands.printing import echo, echo_json
 from relprop.commands.steps import Steps
-from relprop.commands.telling import tell, tell_json
 
 PACKAGES = (
     *("torch", "torchvision", "numpy", "safetensors", "typer", "rich"),
@@ -95,7 +95,7 @@ def doctor(*, json_output: bool = False) -> bool:
     with Steps(1) as steps:
         steps.next("looking at what is installed")
         found = diagnose()
-    tell_json(asdict(found) | {"ok": not found.problems}) if json_output else tell(found)
+    echo_json(asdict(found) | {"ok": not found.problems}) if json_output else echo(found)
     return not found.problems
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from relprop.commands.telling import tell
-from relprop.door import answered
+from relprop.commands.printing import echo
+from relprop.error_boundary import answered
 from relprop.errors import RelpropError, RelpropWarning, UnforeseenError
 
 
@@ -25,8 +25,8 @@ def refusal(error: Exception) -> str:
     if isinstance(error, RelpropWarning):  # --strict
         return str(error)
     if not isinstance(error, RelpropError) or isinstance(error, UnforeseenError):
-        said = error if isinstance(error, RelpropError) else answered(error, "the command")
-        return f"{said}\n        RELPROP_TRACEBACK=1 relprop ...   # shows the traceback"
+        refused = error if isinstance(error, RelpropError) else answered(error, "the command")
+        return f"{refused}\n        RELPROP_TRACEBACK=1 relprop ...   # shows the traceback"
     return str(error)
 
 
@@ -70,7 +70,7 @@ def warnings_as_messages() -> Iterator[None]:
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **line: Any) -> None:
         if issubclass(category, RelpropWarning):
-            tell(f"warning: {message}", err=True)
+            echo(f"warning: {message}", err=True)
         else:
             shown(message, category, *place, **line)
 

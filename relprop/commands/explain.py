@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from relprop.commands.asked import Answer, Asked, AskedDataSet
+from relprop.commands.arguments import Answer, Args, DataArgs
 from relprop.commands.one_input import read_inputs
+from relprop.commands.printing import WrongUsage, echo, echo_json
 from relprop.commands.showing import json_of, page_writer, picture_writer
 from relprop.commands.steps import Steps
-from relprop.commands.telling import WrongUsage, tell, tell_json
 from relprop.commands.writing import Writer, check_outs, json_writer, write
 from relprop.errors import OptionError, RollUpError
 from relprop.views.escape import printable
@@ -28,10 +28,10 @@ ONE_INPUT = ("--text", "--text-file", "--stream", "--force", "--ledger")
 DATA_SET = ("--data-option", "--resume", "--batch-size", "--limit", "--on-error", "--no-checks")
 
 
-def explain(asked: Asked, data: AskedDataSet, answer: Answer) -> None:
+def explain(args: Args, data: DataArgs, answer: Answer) -> None:
     """Explain the inputs or the data set, whichever the command line names. Raises
     ``WrongUsage`` for both, for neither, and for options of the other one; ``RelpropError``."""
-    one = bool(asked.inputs) or asked.text is not None or asked.text_file is not None
+    one = bool(args.inputs) or args.text is not None or args.text_file is not None
     if one == bool(data.data):
         fact = "explain needs an input or a data set"
         if one:
@@ -41,12 +41,12 @@ def explain(asked: Asked, data: AskedDataSet, answer: Answer) -> None:
         on_error = data.on_error != "stop"
         how = (data.data_options or None, data.resume, data.batch_size, data.limit, on_error)
         _refuse(DATA_SET, (*how, data.no_checks), "with --data")
-        _explain_named(asked, answer)
+        _explain_named(args, answer)
     else:
         ledger = answer.ledger is not None  # --no-ledger, too
-        given = (asked.text, asked.text_file, asked.stream, answer.force, ledger)
+        given = (args.text, args.text_file, args.stream, answer.force, ledger)
         _refuse(ONE_INPUT, given, "for inputs that are named")
-        _explain_all(asked, data, answer)
+        _explain_all(args, data, answer)
 
 
 def _refuse(names: Sequence[str], values: Sequence[object], where: str) -> None:
@@ -87,29 +87,29 @@ def known_method(text: str, recommended: bool = False) -> tuple[str, dict[str, A
     return name, options
 
 
-def _explain_named(asked: Asked, answer: Answer) -> None:
+def _explain_named(args: Args, answer: Answer) -> None:
     """Explain pictures or texts for each target, write what is asked for, and print the rest."""
     check_outs(answer.outs, ENDINGS, force=answer.force)
     with Steps(3 + len(answer.outs)) as steps:
         steps.next("loading PyTorch, reading the input")
         method, options = method_of(answer.methods, answer.rules)
-        given = read_inputs(asked)
+        given = read_inputs(args)
         from relprop.commands.subject import open_subject
 
         steps.next("opening the model")
-        subject = open_subject(asked.model, *given)
+        subject = open_subject(args.model, *given)
         targets = [subject.target(target) for target in answer.targets or ("predicted",)]
         steps.next("explaining")
-        how = asked.model
+        how = args.model
         options |= {"method": method, "precision": how.precision, "memory": how.bytes}
         options["ledger"] = answer.ledger
         endings = {out.suffix.lower() for out in answer.outs}
         keep = _shown_by_a_page(subject) if ".html" in endings else ()
         found = _explained(subject, targets, keep, **options)
-        found = found if asked.stream is None else [e[asked.stream] for e in found]
+        found = found if args.stream is None else [e[args.stream] for e in found]
         writers = _writers(found, subject, endings)
         write(answer.outs, writers, steps)
-    _tell(found, answer, subject.names)
+    _echo(found, answer, subject.names)
 
 
 def _writers(found: list[Explanation], subject: Subject, endings: set[str]) -> dict[str, Writer]:
@@ -129,20 +129,20 @@ def _writers(found: list[Explanation], subject: Subject, endings: set[str]) -> d
     return writers
 
 
-def _tell(found: list[Explanation], answer: Answer, names: tuple[str, ...]) -> None:
+def _echo(found: list[Explanation], answer: Answer, names: tuple[str, ...]) -> None:
     """Print what was found, all targets of each input together."""
     from relprop.explanation import join
 
     if answer.json_output:
-        tell_json(json_of(join(found)))
+        echo_json(json_of(join(found)))
         return
     shown = []
     for i, name in enumerate(() if answer.outs else names):
         maps = [f"{e.terminal(i)}\n{e.summary(i)}" for e in found]
         shown += maps if len(names) == 1 else [f"{printable(name)}:", *maps]
-    books = [printable(f"{e.ledger}") for e in found if e.ledger and answer.ledger]
+    ledgers = [printable(f"{e.ledger}") for e in found if e.ledger and answer.ledger]
     written = printable("\n".join(f"written: {out}" for out in answer.outs))
-    tell("\n\n".join([*shown, *books, *filter(None, [written])]), painted=True)
+    echo("\n\n".join([*shown, *ledgers, *filter(None, [written])]), painted=True)
 
 
 def _shown_by_a_page(subject: Subject) -> tuple[str, ...]:
@@ -169,7 +169,7 @@ def _explained(
             keep = keep[:-1]
 
 
-def _explain_all(asked: Asked, data: AskedDataSet, answer: Answer) -> None:
+def _explain_all(args: Args, data: DataArgs, answer: Answer) -> None:
     """Explain a data set into the run folder, which gets a page and a model card."""
     pages = [out for out in answer.outs if out.suffix.lower() in INDEX]
     folders = [out for out in answer.outs if out not in pages]
@@ -182,7 +182,7 @@ def _explain_all(asked: Asked, data: AskedDataSet, answer: Answer) -> None:
 
     methods, target = _methods_with_rules(answer), (*answer.targets, "predicted")[0]
     explain_all(
-        asked.model, data, folders[0], methods, target, pages, json_output=answer.json_output
+        args.model, data, folders[0], methods, target, pages, json_output=answer.json_output
     )
 
 

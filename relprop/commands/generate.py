@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from relprop.commands.asked import Answer, Asked
+from relprop.commands.arguments import Answer, Args
 from relprop.commands.explain import method_of
 from relprop.commands.one_input import read_input
+from relprop.commands.printing import WrongUsage, echo, echo_json
 from relprop.commands.steps import Steps
-from relprop.commands.telling import WrongUsage, tell, tell_json
 from relprop.commands.writing import Writer, check_outs, json_writer, write
 
 if TYPE_CHECKING:
@@ -19,23 +19,23 @@ ENDINGS = (".png", ".html", ".safetensors", ".json")
 EXAMPLE = 'relprop generate "Anna likes amber kites. Anna likes" --model demo:lookups'
 
 
-def generate(asked: Asked, answer: Answer, max_new_tokens: int, seed: int | None) -> None:
+def generate(args: Args, answer: Answer, max_new_tokens: int, seed: int | None) -> None:
     """Explain what the model generates after the prompt: greedily, or sampled from ``seed``. Raises
     ``WrongUsage`` without a prompt; ``RelpropError``."""
     check_outs(answer.outs, ENDINGS, force=answer.force)
     with Steps(3 + len(answer.outs)) as steps:
         steps.next("loading PyTorch, reading the prompt")
         method, options = method_of(answer.methods, answer.rules)
-        given = read_input(asked)
+        given = read_input(args)
         if given is None:
             raise WrongUsage("generate needs a prompt", then=[EXAMPLE])
         from relprop.api.generation import explain_generation
         from relprop.commands.subject import open_subject
 
         steps.next("opening the model")
-        subject = open_subject(asked.model, given)
+        subject = open_subject(args.model, given)
         steps.next("generating and explaining")
-        how: dict[str, Any] = {"precision": asked.model.precision, "memory": asked.model.bytes}
+        how: dict[str, Any] = {"precision": args.model.precision, "memory": args.model.bytes}
         if seed is not None:
             how |= {"seed": seed, "generate": {"do_sample": True}}
         found = explain_generation(
@@ -47,17 +47,17 @@ def generate(asked: Asked, answer: Answer, max_new_tokens: int, seed: int | None
             **how,
             **options,
         )
-        shown = found if asked.stream is None else found[asked.stream]
+        shown = found if args.stream is None else found[args.stream]
         writers = _writers(shown)
-        if asked.stream is None:  # with what else might have been said, and how far to trust it
+        if args.stream is None:  # with what else might have been said, and how far to trust it
             from relprop.cards.making import answered
 
-            call = {"method": method, **options, "precision": asked.model.precision}
+            call = {"method": method, **options, "precision": args.model.precision}
             writers[".html"] = lambda path: answered(
                 subject.model, subject.inputs, found, subject.processor, call
             ).to_html(path)
         write(answer.outs, writers, steps)
-    _tell(shown, answer)
+    _echo(shown, answer)
 
 
 def _writers(found: Generation) -> dict[str, Writer]:
@@ -72,12 +72,12 @@ def _writers(found: Generation) -> dict[str, Writer]:
     }
 
 
-def _tell(found: Generation, answer: Answer) -> None:
+def _echo(found: Generation, answer: Answer) -> None:
     from relprop.views.generations import contents, terminal
 
     if answer.json_output:
-        tell_json(contents(found))
+        echo_json(contents(found))
     elif answer.outs:
-        tell("\n".join(f"written: {out}" for out in answer.outs))
+        echo("\n".join(f"written: {out}" for out in answer.outs))
     else:
-        tell(terminal(found, 0, k=5))
+        echo(terminal(found, 0, k=5))

@@ -6,8 +6,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from relprop.commands.explain import known_method
+from relprop.commands.printing import echo, echo_json
 from relprop.commands.steps import Steps
-from relprop.commands.telling import tell, tell_json
 
 if TYPE_CHECKING:
     from relprop.methods.base import Method
@@ -35,14 +35,14 @@ def show_methods(name: str | None = None, *, json_output: bool = False) -> None:
 
     rows = [_row(m) for m in (available() if name is None else [METHODS[name]])]
     if json_output:
-        tell_json(rows)
+        echo_json(rows)
     elif name is not None:
         lines = [f"{key.replace('_', ' '):<15}{_cell(value)}" for key, value in rows[0].items()]
-        tell("\n".join(lines))
+        echo("\n".join(lines))
     elif sys.stdout.isatty():
         _print_table(rows)
     else:
-        tell(available())
+        echo(available())
 
 
 def _row(method: Method) -> dict[str, Any]:
@@ -88,5 +88,5 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         table.add_row(*(_cell(row[key]) for key in columns.values()))
     console.print(table)
-    told = "cost: forward passes for one target; class: whether the map depends on the target."
-    console.print(f"{told} relprop methods NAME has source and options.", highlight=False)
+    legend = "cost: forward passes for one target; class: whether the map depends on the target."
+    console.print(f"{legend} relprop methods NAME has source and options.", highlight=False)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from relprop.commands.asked import Asked
-from relprop.commands.telling import WrongUsage
+from relprop.commands.arguments import Args
+from relprop.commands.printing import WrongUsage
 from relprop.errors import InputError
 
 FILE = re.compile(r"\S*/\S*|\S+\.[A-Za-z][A-Za-z0-9]{1,4}")
@@ -39,23 +39,23 @@ class OneInput:
         return "a picture" if self.text is None else "a picture and a text"
 
 
-def read_input(asked: Asked) -> OneInput | None:
+def read_input(args: Args) -> OneInput | None:
     """What the command line names: INPUT (a picture's file, a text, or ``-``), and ``--text`` or
     ``--text-file``. ``None`` if it names nothing.
 
     Raises ``WrongUsage`` for two texts, ``InputError`` for a file that is not there or holds
     something else.
     """
-    if len(asked.inputs) > 1:
-        raise WrongUsage(f"{len(asked.inputs)} INPUTs are given, and one is taken here")
-    given = read_inputs(asked)
+    if len(args.inputs) > 1:
+        raise WrongUsage(f"{len(args.inputs)} INPUTs are given, and one is taken here")
+    given = read_inputs(args)
     return given[0] if given else None
 
 
-def read_inputs(asked: Asked) -> list[OneInput]:
+def read_inputs(args: Args) -> list[OneInput]:
     """The same for any number of INPUTs, which are all pictures or all texts."""
-    beside = _text_option(asked)
-    found = [_from_stdin() if i == "-" else _named(i) for i in asked.inputs]
+    beside = _text_option(args)
+    found = [_from_stdin() if i == "-" else _named(i) for i in args.inputs]
     if len(found) > 1:
         _refuse_mixed(found, beside)
     if beside is None:
@@ -78,21 +78,21 @@ def _refuse_mixed(found: list[OneInput], beside: OneInput | None) -> None:
         raise WrongUsage(f"{len(found)} texts are given, {words[0]!r} is one word", then=then)
 
 
-def required_input(asked: Asked, fact: str, example: str) -> OneInput:
+def required_input(args: Args, fact: str, example: str) -> OneInput:
     """The same for a command that cannot do without. Raises ``WrongUsage`` with the ``example`` if
     nothing is named."""
-    if (given := read_input(asked)) is None:
+    if (given := read_input(args)) is None:
         raise WrongUsage(f"{fact}: {example}")
     return given
 
 
-def _text_option(asked: Asked) -> OneInput | None:
+def _text_option(args: Args) -> OneInput | None:
     """The text of ``--text`` or ``--text-file``."""
-    if asked.text is not None and asked.text_file is not None:
+    if args.text is not None and args.text_file is not None:
         raise WrongUsage("--text and --text-file are two texts: give one")
-    if asked.text_file is not None:
-        return OneInput(text=_read_text(asked.text_file), name=asked.text_file.name)
-    return None if asked.text is None else OneInput(text=asked.text, name="text")
+    if args.text_file is not None:
+        return OneInput(text=_read_text(args.text_file), name=args.text_file.name)
+    return None if args.text is None else OneInput(text=args.text, name="text")
 
 
 def _checked(given: OneInput) -> OneInput:

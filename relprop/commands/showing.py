@@ -82,5 +82,5 @@ def title(explanation: Explanation, subject: Subject, sample: int = 0) -> str:
     several."""
     target = explanation.target[sample]
     label = subject.label(target)
-    said = f"{target}" if label is None or label == target else f"{label} ({target})"
-    return said if len(explanation) == 1 else f"{subject.names[sample]}: {said}"
+    text = f"{target}" if label is None or label == target else f"{label} ({target})"
+    return text if len(explanation) == 1 else f"{subject.names[sample]}: {text}"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from relprop.adapters import adapter_for
 from relprop.adapters.processing import is_function_of_pictures
-from relprop.commands.asked import AskedModel
+from relprop.commands.arguments import ModelArgs
 from relprop.commands.one_input import OneInput
 from relprop.errors import InputError, OptionError, TargetError
 from relprop.opening.loading import load
@@ -27,7 +27,7 @@ from relprop.runs.command import (
     tokenizer_of,
 )
 from relprop.targets import token
-from relprop.tracer.modules import said
+from relprop.tracer.modules import safe_getattr
 from relprop.tracer.offloaded import home_of
 
 INDICES = re.compile(r"-?\d+(,-?\d+)*")
@@ -109,26 +109,26 @@ def _tensors_in(inputs: Any) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]
 
 
-def open_subject(asked: AskedModel, *given: OneInput) -> Subject:
+def open_subject(args: ModelArgs, *given: OneInput) -> Subject:
     """The model that is asked for, on the device it runs on, with ``given`` as its batch: pictures,
     texts, or a picture and a text.
 
     Raises ``InputError`` if the model reads something else than what is given.
     """
     opened = open_named_model(
-        asked.name, device_named(asked.device), trust_remote_code=asked.trust_remote_code
+        args.name, device_named(args.device), trust_remote_code=args.trust_remote_code
     )
     for one in given:
-        _refuse_unread(asked.name, one, opened)
+        _refuse_unread(args.name, one, opened)
     pictures = [one.picture for one in given if one.picture is not None]
     texts = [one.text for one in given if one.text is not None]
     inputs: Any = texts or pictures
     if texts and pictures:
         inputs = {"text": texts, "images": pictures[0]}
-    elif asked.max_length is not None:
+    elif args.max_length is not None:
         if not texts:
             raise OptionError("--max-length is for texts")
-        inputs = _cut(texts, asked.max_length, opened)
+        inputs = _cut(texts, args.max_length, opened)
     elif len(given) == 1:
         inputs = inputs[0]
     return _labelled(opened, inputs, tuple(one.title for one in given))
@@ -160,19 +160,19 @@ def _cut(texts: list[str], max_length: int, opened: Opened) -> Any:
     return cut.to(home_of(opened.model)[0])
 
 
-def typical_subject(asked: AskedModel) -> Subject:
+def typical_subject(args: ModelArgs) -> Subject:
     """The model that is asked for with an input of the shape it takes and random contents: enough
     to see what it is made of, not to explain."""
-    device = device_named(asked.device)
-    if asked.name in SHIPPED:
-        model = open_named_model(asked.name, device).model
+    device = device_named(args.device)
+    if args.name in SHIPPED:
+        model = open_named_model(args.name, device).model
     else:
-        model = load(asked.name, torch.zeros(1), None, asked.trust_remote_code)[0].to(device)
+        model = load(args.name, torch.zeros(1), None, args.trust_remote_code)[0].to(device)
     torch.manual_seed(0)
-    if callable(said(getattr(model, "config", None), "to_dict")):
-        inputs: Any = {k: v.to(device) for k, v in _typical_call(model, asked.name).items()}
+    if callable(safe_getattr(getattr(model, "config", None), "to_dict")):
+        inputs: Any = {k: v.to(device) for k, v in _typical_call(model, args.name).items()}
     else:
-        inputs = torch.rand(1, *_image_size(model, asked.name), device=device)
+        inputs = torch.rand(1, *_image_size(model, args.name), device=device)
     return _labelled(Opened(model), inputs, ("random",))
 
 

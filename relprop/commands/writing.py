@@ -7,8 +7,8 @@ import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from relprop.commands.printing import WrongUsage, as_json
 from relprop.commands.steps import Steps
-from relprop.commands.telling import WrongUsage, as_json
 from relprop.errors import OptionError, writable
 from relprop.writing import written
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from relprop.adapters import Adapter, Prepared
-from relprop.compiled.books import Books
-from relprop.compiled.head import Asked, Head
-from relprop.door import guarded
+from relprop.compiled.head import CallFacts, Head
+from relprop.compiled.ledger_rows import LedgerRows
+from relprop.error_boundary import guarded
 from relprop.errors import (
     InputError,
     OptionError,
@@ -101,7 +101,7 @@ class Manual:
     """How a flat program is asked and read.
 
     ``contents``: the explained inputs of which it is told which tokens are content. ``layouts``:
-    where the tokens of each come from. ``books``: what its ledger's rows are. ``blocks``: the
+    where the tokens of each come from. ``rows``: what its ledger's rows are. ``blocks``: the
     module paths of the attention sites that are kept. ``made``: by what it explains.
     """
 
@@ -111,7 +111,7 @@ class Manual:
     layouts: Mapping[str, Layout]
     over_attention: bool
     made: Made
-    books: Books | None = None
+    rows: LedgerRows | None = None
     blocks: tuple[str, ...] | None = None
 
 
@@ -231,13 +231,13 @@ class Explainer:
         positions = None
         if len(head.size) == 2 and head.is_class_output and knows.adapter.is_causal(knows.model):
             positions = knows.adapter.last_position(inputs, head.size[0]).tolist()
-        asked = Asked(
+        facts = CallFacts(
             inputs.batch,
             positions,
             lambda label: knows.adapter.label_index(knows.model, label),
             lambda given, sample: knows.element(given, sample, inputs),
         )
-        index = head.indices(target, asked).to(inputs.tensors[0].device)
+        index = head.indices(target, facts).to(inputs.tensors[0].device)
         return index[:, 0] if len(head.axes) == 1 else index
 
     def _explanation(
@@ -296,5 +296,5 @@ def numbers_of(outputs: Mapping[str, Tensor], manual: Manual) -> Numbers:
         parts["layers"],
         outputs.get("matrix"),
         blocks,
-        None if manual.books is None else manual.books.ledger(outputs["ledger"]),
+        None if manual.rows is None else manual.rows.ledger(outputs["ledger"]),
     )

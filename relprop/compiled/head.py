@@ -21,7 +21,7 @@ PREDICTED = -1
 
 
 @dataclass(frozen=True)
-class Asked:
+class CallFacts:
     """What is known of a call before it runs: how many samples there are, where a language model
     predicts the next token of each (``positions``), the class of a label, and the element that a
     target of ``relprop.targets`` names in a sample."""
@@ -50,7 +50,7 @@ class Head:
         """The lengths that an index has an entry for: at least one."""
         return self.size or (1,)
 
-    def indices(self, target: object, asked: Asked) -> Tensor:
+    def indices(self, target: object, facts: CallFacts) -> Tensor:
         """What ``target`` names, (batch, axes), the last entry ``PREDICTED`` for the model's
         prediction.
 
@@ -58,11 +58,11 @@ class Head:
             TargetError: for what is no element of this output, and for what is known only when the
                 model has run.
         """
-        entries = _entries(target, asked.batch)
-        if len(entries) != asked.batch:
-            fact = f"target has {len(entries)} entries for a batch of {asked.batch}"
+        entries = _entries(target, facts.batch)
+        if len(entries) != facts.batch:
+            fact = f"target has {len(entries)} entries for a batch of {facts.batch}"
             raise TargetError(fact)
-        rows = [self._index(entry, i, asked) or (0,) for i, entry in enumerate(entries)]
+        rows = [self._index(entry, i, facts) or (0,) for i, entry in enumerate(entries)]
         return torch.tensor(rows, dtype=torch.long)
 
     def labels(
@@ -78,9 +78,9 @@ class Head:
     def _is_named(self, entry: object) -> bool:
         return (isinstance(entry, Output) and entry.name is not None) or not self.is_class_output
 
-    def _index(self, entry: object, sample: int, asked: Asked) -> tuple[int, ...]:
+    def _index(self, entry: object, sample: int, facts: CallFacts) -> tuple[int, ...]:
         if isinstance(entry, Target) and not isinstance(entry, Output):
-            return asked.element(entry, sample)
+            return facts.element(entry, sample)
         if callable(entry):
             raise TargetError(message("target is a callable", then=[ONE_ELEMENT]))
         if isinstance(entry, Output):
@@ -88,12 +88,12 @@ class Head:
             index = entry.index
         else:
             index = None if entry is None else plain_index(entry)
-        position = None if asked.positions is None else asked.positions[sample]
+        position = None if facts.positions is None else facts.positions[sample]
         if index is None:
             return self._predicted(position)
         if len(index) == 1 and position is not None:
             index = (position, *index)
-        return self._checked(index, asked)
+        return self._checked(index, facts)
 
     def _refuse_other(self, output: Output) -> None:
         own = (self.name, self.place)
@@ -116,14 +116,14 @@ class Head:
         )
         raise TargetError(message(fact, then=["a tuple with one index per axis"]))
 
-    def _checked(self, index: Index, asked: Asked) -> tuple[int, ...]:
+    def _checked(self, index: Index, facts: CallFacts) -> tuple[int, ...]:
         if len(index) != len(self.size):
             fact = (
                 f"target {index} has {len(index)} indices, output {self.name!r} has "
                 f"{len(self.size)} axes per sample: {list(self.size)}"
             )
             raise TargetError(message(fact, then=[INDEX_FORMS]))
-        found = [self._labelled(k, asked) if isinstance(k, str) else k for k in index]
+        found = [self._labelled(k, facts) if isinstance(k, str) else k for k in index]
         for axis, (k, n) in enumerate(zip(found, self.size, strict=True)):
             if not -n <= k < n:
                 raise TargetError(
@@ -133,8 +133,8 @@ class Head:
         return tuple(k % n for k, n in zip(found, self.size, strict=True))
 
     @staticmethod
-    def _labelled(label: str, asked: Asked) -> int:
-        index = asked.label_index(label)
+    def _labelled(label: str, facts: CallFacts) -> int:
+        index = facts.label_index(label)
         if index is None:
             raise TargetError(f"target {label!r} is no label of the model: give an index")
         return index

@@ -61,12 +61,12 @@ def make_flat(
     session = open_session(model, part.inputs, question.rule_set, how)
     _refuse_program(session)
     needs = _needs(session, question, target)
-    session.tell(needs.notices)
+    session.warn_once(needs.notices)
     output = _output(session, target)
     head = _head(session, output)
     layouts, described = laid_out(needs, part, output.node)
     recording = Recording(needs, output.node, head, part.inputs, described)
-    small, books = recording.at(SIZES[0])
+    small, rows = recording.at(SIZES[0])
     large, _ = recording.at(SIZES[1])
     without_idle_calls(small, large)
     given = small.graph.find_nodes(op="placeholder")
@@ -83,7 +83,7 @@ def make_flat(
         layouts,
         over_attention,
         Made.by(needs),
-        books,
+        rows,
         tuple(s.path for s in needs.chosen) if "blocks" in question.keep else None,
     )
     example = _example(recording, left)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, fx
 
 from relprop.adapters import Prepared
-from relprop.compiled.books import Books
 from relprop.compiled.head import Head, start_at
+from relprop.compiled.ledger_rows import LedgerRows
 from relprop.compiled.tape import LooksAtValues, taping
 from relprop.compiled.tidying import not_flat, refuse_tags
 from relprop.interpreter.forward import detached
@@ -43,7 +43,7 @@ class Recording:
     inputs: Inputs
     described: Described
 
-    def at(self, batch: int) -> tuple[fx.GraphModule, Books | None]:
+    def at(self, batch: int) -> tuple[fx.GraphModule, LedgerRows | None]:
         """The graph for ``batch`` samples, and how its ledger is to be read. Its inputs are the
         call's tensors, then which tokens of each explained input are content, (batch, tokens), then
         the index of what is explained: (batch,), or (batch, axes) of an output with several.
@@ -56,11 +56,11 @@ class Recording:
         try:
             slow = "There is a performance drop"
             with TRACING, torch.no_grad(), unwarned(slow), taping(given) as tape:
-                outputs, books = self._run(given, batch)
+                outputs, rows = self._run(given, batch)
         except LooksAtValues as error:
             raise not_flat(self.needs.question.method, "it looks at values on its way") from error
         refuse_tags(tape.graph, self.needs.question.method)
-        return tape.module(outputs), books
+        return tape.module(outputs), rows
 
     def given(self, batch: int) -> list[Tensor]:
         """Inputs of ``batch`` samples, repeated from those that there are."""
@@ -79,7 +79,7 @@ class Recording:
     def _repeated(tensor: Tensor, batch: int) -> Tensor:
         return tensor[torch.arange(batch, device=tensor.device) % len(tensor)].contiguous()
 
-    def _run(self, given: Sequence[Tensor], batch: int) -> tuple[Outputs, Books | None]:
+    def _run(self, given: Sequence[Tensor], batch: int) -> tuple[Outputs, LedgerRows | None]:
         count = len(self.inputs.tensors)
         tensors, contents, index = given[:count], given[count:-1], given[-1]
         inputs = replace(self.inputs, tensors=tuple(tensors), batch=batch)
@@ -98,8 +98,8 @@ class Recording:
         outputs |= self._of_model(values)
         if numbers.ledger is None:
             return outputs, None
-        books, amounts = Books.of(numbers.ledger)
-        return outputs | {"ledger": amounts}, books
+        rows, amounts = LedgerRows.of(numbers.ledger)
+        return outputs | {"ledger": amounts}, rows
 
     def _numbers(self, run: Run, start: Start, gradients: Mapping[fx.Node, Tensor]) -> Numbers:
         if self.needs.question.by.level == "attention":

@@ -15,9 +15,9 @@ from torch._inductor.exc import InvalidCxxCompiler
 from torch.export import Dim, ExportedProgram
 
 from relprop.compiled import plain
-from relprop.compiled.books import Books
 from relprop.compiled.explainer import Explainer, Manual, Runs, Shape, without_autograd
 from relprop.compiled.head import Head
+from relprop.compiled.ledger_rows import LedgerRows
 from relprop.compiled.live import Live
 from relprop.compiled.recalled import Recalled, Remembered
 from relprop.errors import InputError, OptionError, first_line, message
@@ -107,7 +107,7 @@ def _header(manual: Manual, remembered: Remembered) -> dict[str, Any]:
         name: {**asdict(at), "source": at.source.tolist(), "spans": _listed(at.spans)}
         for name, at in manual.layouts.items()
     }
-    books = manual.books and {**asdict(manual.books), "started": str(manual.books.started)[6:]}
+    rows = manual.rows and {**asdict(manual.rows), "started": str(manual.rows.started)[6:]}
     header = {name: getattr(manual, name) for name in ("contents", "over_attention", "blocks")}
     return {
         "format": FORMAT,
@@ -116,7 +116,7 @@ def _header(manual: Manual, remembered: Remembered) -> dict[str, Any]:
         "head": asdict(manual.head),
         "layouts": layouts,
         "made": manual.made._asdict(),
-        "books": books,
+        "books": rows,
         "remembered": asdict(remembered),
     }
 
@@ -129,7 +129,7 @@ def _manual(header: dict[str, Any]) -> Manual:
     if header.get("format") != FORMAT:
         raise InputError(f"its format is {header.get('format')!r}, not {FORMAT!r}")
     given = header["books"] and _tuples(header["books"])
-    books = Books(**{**given, "started": getattr(torch, given["started"])}) if given else None
+    rows = LedgerRows(**{**given, "started": getattr(torch, given["started"])}) if given else None
     return Manual(
         Shape(**_tuples(header["shape"])),
         Head(**_tuples(header["head"])),
@@ -137,7 +137,7 @@ def _manual(header: dict[str, Any]) -> Manual:
         {name: _layout(at) for name, at in header["layouts"].items()},
         header["over_attention"],
         Made(**header["made"]),
-        books,
+        rows,
         None if header["blocks"] is None else tuple(header["blocks"]),
     )
 

@@ -14,7 +14,7 @@ from relprop.data.base import Sample, Word
 from relprop.data.columns import Row
 from relprop.data.files import described, digest, existing, given_classes, listing, position
 from relprop.data.rows import JsonLines
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import OptionError
 
 

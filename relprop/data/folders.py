@@ -13,7 +13,7 @@ from relprop.adapters.rgb import read_picture
 from relprop.data.base import Sample
 from relprop.data.files import described, existing, given_classes, listing, position
 from relprop.data.images import ENDINGS, Size, Transform, as_image, to_image
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError
 
 

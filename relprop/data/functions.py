@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relprop.door import LIBRARIES
+from relprop.error_boundary import LIBRARIES
 from relprop.errors import OptionError
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-UNTOLD = "so that a run cannot tell whether it is the same when it goes on"
+UNKNOWN = "so that a run cannot tell whether it is the same when it goes on"
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 #: What a function may be made around: what can be told, and what is told by its name.
 KNOWN = (
@@ -39,13 +39,13 @@ def of_callable(thing: Any) -> str | None:
         given = "\n".join(_value((thing.args, thing.keywords), "", {}))
         return f"{of_callable(thing.func)} of {_sha(given)}"
     if inspect.ismethod(thing) or (inspect.isfunction(thing) and _holds_objects(thing)):
-        fact = f"{_name(thing)} holds values that do not show in its source, {UNTOLD}"
+        fact = f"{_name(thing)} holds values that do not show in its source, {UNKNOWN}"
         then = "or an object whose __repr__ tells all of its settings, as torchvision's transforms"
         raise OptionError(fact, then=["give a plain function", f"{then} have it"])
     if inspect.isfunction(thing):
-        return f"{_name(thing)} {_sha(chr(10).join(_told(thing, {})))}"
+        return f"{_name(thing)} {_sha(chr(10).join(_texts_of(thing, {})))}"
     if ADDRESS.search(text := repr(thing)) and type(thing).__repr__ is object.__repr__:
-        fact = f"an object of {_name(type(thing))} prints only its address, {UNTOLD}"
+        fact = f"an object of {_name(type(thing))} prints only its address, {UNKNOWN}"
         then = "give its class a __repr__ that tells all of its settings"
         raise OptionError(fact, then=[then])
     return ADDRESS.sub("", text)
@@ -65,7 +65,7 @@ def _cells(function: types.FunctionType) -> dict[str, Any]:
     return found
 
 
-def _told(function: types.FunctionType, seen: dict[int, Any]) -> Iterator[str]:
+def _texts_of(function: types.FunctionType, seen: dict[int, Any]) -> Iterator[str]:
     """A function's source, its defaults, and the variables outside it that it reads. What is
     ``seen`` is held: an object that is gone leaves its id to the next."""
     seen[id(function)] = function
@@ -103,7 +103,7 @@ def _value(value: Any, package: str, seen: dict[int, Any]) -> Iterator[str]:
         ordered = sorted(parts, key=repr) if isinstance(value, set) else parts
         yield from (text for part in ordered for text in _value(part, package, seen))
     elif isinstance(value, types.FunctionType) and package and _package(value) == package:
-        yield from _told(value, seen)
+        yield from _texts_of(value, seen)
     else:
         yield _name(value if hasattr(value, "__qualname__") else type(value))
         with suppress(RuntimeError, TypeError, ValueError):  # a kind of tensor without bytes
@@ -125,5 +125,5 @@ def _name(thing: Any) -> str:
     return f"{thing.__module__}.{thing.__qualname__}"
 
 
-def _sha(told: str | bytes) -> str:
-    return hashlib.sha256(told.encode() if isinstance(told, str) else told).hexdigest()
+def _sha(text: str | bytes) -> str:
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()

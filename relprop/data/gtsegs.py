@@ -22,7 +22,7 @@ import torch
 from relprop.data.base import Sample
 from relprop.data.files import described, digest, existing, given_classes, needed, position
 from relprop.data.images import Size, to_image
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError
 
 # what h5py raises for files that are not whole

@@ -15,7 +15,7 @@ from relprop.data.base import Sample
 from relprop.data.columns import Row, TextColumns, class_names
 from relprop.data.files import described, existing, given_classes, needed, position
 from relprop.data.images import Size, Transform, as_image, to_image
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError, OptionError
 
 LOOKED_AT = 256  # rows that tell one data set from another

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from relprop.adapters.rgb import rgb
 from relprop.data.files import needed
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError, OptionError, first_line
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
@@ -149,8 +149,8 @@ def as_image(picture: Any, transform: Transform, name: str) -> Tensor:
     try:
         image = transform(picture)
     except Exception as error:
-        said = f"{type(error).__name__}: {first_line(error)}"
-        raise InputError(f"the transform does not take this picture: {said}", at=name) from error
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise InputError(f"the transform does not take this picture: {reason}", at=name) from error
     if not _is_image(image):
         tensor = isinstance(image, Tensor)
         made = f"{list(image.shape)}, {image.dtype}" if tensor else type(image).__name__

@@ -19,7 +19,7 @@ from relprop.data.images import ENDINGS
 from relprop.data.rows import READERS
 from relprop.data.squad import COLUMNS, Squad
 from relprop.data.tables import ImageTable, TextTable
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError, OptionError, as_path, nearest
 
 KNOWN = (

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from relprop.data.base import Word
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError
 
 

@@ -15,7 +15,7 @@ from relprop.data.columns import Row
 from relprop.data.files import digest, existing, position
 from relprop.data.huggingface import name_of, opened, row_of, told_apart
 from relprop.data.pieces import overlapping, split_words
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError
 
 COLUMNS = ["id", "question", "context", "answers"]
@@ -102,9 +102,9 @@ def _published(path: Path) -> list[dict[str, Any]]:
             for question in paragraph["qas"]
         ]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        said = f"no {error}" if isinstance(error, KeyError) else str(error)
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         fact = "not SQuAD's JSON (data, paragraphs, context, qas, id, question, answers)"
-        raise InputError(f"{fact}: {said}", at=path.name) from None
+        raise InputError(f"{fact}: {reason}", at=path.name) from None
 
 
 def _answers(row: Row) -> list[tuple[str, int]]:

@@ -16,7 +16,7 @@ from relprop.data.columns import Row, TextColumns, class_names
 from relprop.data.files import described, digest, given_classes, listing, position
 from relprop.data.images import Size, Transform, as_image, to_image
 from relprop.data.rows import Rows, rows_of
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 
 
 @guarded

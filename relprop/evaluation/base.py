@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError, OptionError, UndefinedValueWarning, warn
 from relprop.tracer.offloaded import home_of
 from relprop.tracer.surroundings import evaluating

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.api.explain import explain
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError, OptionError
 from relprop.evaluation.base import needed, ranked, rankings
 from relprop.explanation import Citations

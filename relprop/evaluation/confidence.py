@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError, UndefinedValueWarning, warn
 from relprop.evaluation.base import bools, chosen, finite, in_range, labels_for, needed, ranked
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError, OptionError, UndefinedValueWarning, warn
 from relprop.evaluation.base import answering, chosen, logits_of, place_of, ranked, rankings
 from relprop.evaluation.texts import Words, text_of, word_scores, words_of

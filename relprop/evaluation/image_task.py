@@ -13,7 +13,7 @@ from torch import Tensor
 from relprop.api.explain import explain
 from relprop.data import Sample
 from relprop.data.functions import of_callable
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError, RelpropError
 from relprop.evaluation.base import finite, place_of
 from relprop.evaluation.entries import Entry

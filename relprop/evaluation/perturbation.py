@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError, OptionError, OtherClassWarning, message, warn
 from relprop.evaluation.base import (
     answering,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import OptionError
 from relprop.evaluation.base import finite, labels_for, logits_of, place_of
 from relprop.evaluation.positions import check_floating, map_of

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from relprop.api.explain import trace
 from relprop.api.rounding import rank_correlation
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError, OptionError, UndefinedValueWarning, warn
 from relprop.evaluation.base import bools, finite
 from relprop.explanation import Explanation

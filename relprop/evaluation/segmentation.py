@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError
 from relprop.evaluation.base import Interval, bootstrap, finite, needed
 from relprop.explanation import Explanation

@@ -7,7 +7,7 @@ from relprop.demo.model import digit_scene_model
 from relprop.demo.review_model import review_model, review_tokenizer
 from relprop.demo.reviews import Reviews
 from relprop.demo.scene_source import DigitScenes
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.evaluation.image_task import ImageTask
 from relprop.evaluation.measures import ClassCorrelation
 from relprop.evaluation.text_task import Rationale, TextTask

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import OptionError
 from relprop.evaluation.base import Interval, bootstrap
 from relprop.evaluation.entries import POSITION, RANDOM, Entry

@@ -116,8 +116,8 @@ class Task:
     def maps(self, batch: Batch, rows: Sequence[Entry]) -> list[Maps | RelpropError]:
         """Of every row the maps of all classes that the measures ask for, or why the method is not
         defined for this model."""
-        asked = [classes for measure in self.measures for classes in measure.classes(batch)]
-        wanted = dict.fromkeys((i, int(c)) for classes in asked for i, c in enumerate(classes))
+        listed = [classes for measure in self.measures for classes in measure.classes(batch)]
+        wanted = dict.fromkeys((i, int(c)) for classes in listed for i, c in enumerate(classes))
         pairs = by_count(list(wanted))
         found: dict[str, Maps | RelpropError] = {}
         for specific in (True, False):  # class-specific: every pair; others: each sample once

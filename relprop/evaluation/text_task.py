@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from relprop.data import Sample, Word, split_words, word_pieces
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError, OptionError
 from relprop.evaluation.base import finite
 from relprop.evaluation.confidence import KendallConfidence

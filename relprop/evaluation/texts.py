@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError
 from relprop.evaluation.base import bools, finite
 from relprop.explanation import Explanation

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from relprop.data import Source
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import OptionError
 from relprop.evaluation.base import Interval
 from relprop.evaluation.entries import Entry
@@ -62,10 +62,10 @@ class Tuned:
 
     def __str__(self) -> str:
         tried = f"{self.method}: {len(self.trials)} settings tried by {self.column}"
-        judged = f"chosen on half of the samples ({'; '.join(dict.fromkeys(self.chosen))})"
+        basis = f"chosen on half of the samples ({'; '.join(dict.fromkeys(self.chosen))})"
         than = f"{self.gain.mean:+.4g} [{self.gain.low:.4g}, {self.gain.high:.4g}]"
         said = "better than" if self.helps else "not shown to be better than"
-        return f"{tried}; {judged}, {said} the defaults on the other half: {than}"
+        return f"{tried}; {basis}, {said} the defaults on the other half: {than}"
 
 
 @guarded
@@ -133,7 +133,7 @@ def tune(
     found = numbers(task, rows, _lines(work))
     if why := found.refused.get(DEFAULTS):
         raise OptionError(f"tune(method={method!r}): {why}")
-    return _judged(found, method, tried, column or columns[0])
+    return _cross_validated(found, method, tried, column or columns[0])
 
 
 def _named(metric: Measure | str) -> tuple[Measure | str, str]:
@@ -155,7 +155,7 @@ def _lines(work: EvaluationWork, at_once: int = 50) -> Iterator[tuple[int, Any]]
             yield from ((record.index, row) for row in record.rows)
 
 
-def _judged(
+def _cross_validated(
     found: Numbers, method: str, tried: Mapping[str, Mapping[str, Any]], column: Column
 ) -> Tuned:
     every = {name: found.tables.get((name, column.measure.name)) for name in tried}
@@ -180,10 +180,10 @@ def _judged(
 
     folds = [slice(k, None, FOLDS) for k in range(FOLDS)]
     chosen = [best(fold) for fold in folds]
-    judged = plain.clone()
+    tuned = plain.clone()
     for own, other in zip(chosen, reversed(folds), strict=True):
-        judged[other] = tables[own][other]
-    gain = paired(judged, plain, column.statistic, 2000)
+        tuned[other] = tables[own][other]
+    gain = paired(tuned, plain, column.statistic, 2000)
     if gain is None:
         raise OptionError(f"{column.name} is not defined on two of these samples")
     if sign < 0:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import RelpropError
 from relprop.evaluation.entries import Entry
 from relprop.evaluation.measures import Batch, Maps, Measure

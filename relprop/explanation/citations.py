@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.explanation.explanation import Explanation
 
 
@@ -51,7 +51,7 @@ class Citations:
     @property
     def answer(self) -> str:
         """The answer's sentences as one text."""
-        return " ".join(said.text for said in self.sentences)
+        return " ".join(sentence.text for sentence in self.sentences)
 
     def top(self, sentence: int = 0, k: int = 3) -> list[tuple[Passage, float]]:
         """The ``k`` passages that a sentence rests on most, largest first. Raises ``OptionError``

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import OptionError, counted, message
 from relprop.explanation.one_input import OneInput
 from relprop.explanation.tokens import Block, Prediction, TokenScores

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import counted
 from relprop.explanation.explanation import Explanation
 
@@ -164,9 +164,9 @@ class Generation:
         return save_generation(self, path)
 
     def __repr__(self) -> str:
-        from relprop.explanation.whole import said
+        from relprop.explanation.whole import answer_text
 
-        first, text = self.steps[0], said(self, 0)
+        first, text = self.steps[0], answer_text(self, 0)
         streams = "; ".join(map(repr, first.streams.values()))
         return (
             f"Generation({counted(len(self), 'sample')}, "

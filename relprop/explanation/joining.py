@@ -80,8 +80,8 @@ def part(whole: Explanation, samples: int | slice) -> Explanation:
 
 
 def _cut_ledger(ledger: Ledger, cut: Callable[[Any], Any]) -> Ledger:
-    books = (ledger.accounts, ledger.started, dict(ledger.reached))
-    return Ledger(*tree_map_only(Tensor, cut, books))
+    found = (ledger.accounts, ledger.started, dict(ledger.reached))
+    return Ledger(*tree_map_only(Tensor, cut, found))
 
 
 def _cut_block(block: Block, cut: Callable[[Any], Any]) -> Block:

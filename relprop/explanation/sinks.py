@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 
 if TYPE_CHECKING:
     from relprop.explanation.explanation import Explanation

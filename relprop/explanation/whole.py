@@ -41,7 +41,7 @@ def whole(generation: Generation) -> Explanation:
     return replace(
         first,
         streams={n: s for n, s in streams.items() if bool(s.content.any())} or streams,
-        target=tuple(f"the answer {said(generation, i)!r}" for i in range(len(generation))),
+        target=tuple(f"the answer {answer_text(generation, i)!r}" for i in range(len(generation))),
         output=generation.output.sum(1),
         ledger=reduce(add, ledgers) if ledgers else None,
         started=torch.stack(started).sum(0) if started else None,
@@ -50,7 +50,7 @@ def whole(generation: Generation) -> Explanation:
     )
 
 
-def said(generation: Generation, sample: int) -> str:
+def answer_text(generation: Generation, sample: int) -> str:
     """What a sample's answer reads."""
     labels = [label for label in generation.labels[sample] if label]
     return " ".join(word for word, _ in Pieces(labels, [False] * len(labels)).words())

@@ -154,7 +154,7 @@ class _Entry:
     lost: Mapping[str, Tensor]
 
 
-class Books:
+class LedgerBuilder:
     """The accounts of a walk that is under way, for one sample. Each tensor is summed once: many
     rules hand on what has arrived, and what one hands on arrives at the next. Small ones of one
     shape are summed together."""

@@ -94,7 +94,7 @@ class Crossing:
             inside: Values, relevance: Tensor, known: Balances, chunk: Chunk
         ) -> tuple[Walk, Pending]:
             left: Pending = {(self.attention.site.contraction, 0): [relevance]}
-            plan = self._sized(chunk.size, known, books=chunk == reached[0])
+            plan = self._sized(chunk.size, known, account=chunk == reached[0])
             return walk(plan, self.nodes, inside, left, {}, True), left
 
         reached = _reached(by, arrived)
@@ -157,12 +157,12 @@ class Crossing:
             leaving.setdefault(edge, []).append(part)
         return walks, leaving
 
-    def _sized(self, count: int, known: Balances, *, books: bool = True) -> Plan:
+    def _sized(self, count: int, known: Balances, *, account: bool = True) -> Plan:
         """The plan for ``count`` queries of one sample, balanced by what is ``known`` of all.
-        ``books``: what Lemma 2 loses is booked here."""
+        ``account``: what Lemma 2 loses is booked here."""
         steps = (self._step(step, count) for step in self.plan.steps)
         balanced = (
-            _balanced(step, known[step.node], books) if step.node in known else step
+            _balanced(step, known[step.node], account) if step.node in known else step
             for step in steps
         )
         return replace(self.plan, steps=tuple(balanced))
@@ -180,14 +180,14 @@ class Crossing:
         return replace(step, rebuild=rebuild)
 
 
-def _balanced(step: Step, known: Lemma2, books: bool) -> Step:
+def _balanced(step: Step, known: Lemma2, account: bool) -> Step:
     """A step whose shares are balanced by sums over all rows."""
     function = step.rule.balancing
     assert function is not None
 
     def split(relevance: Tensor, call: Call) -> Split:
         made = function.balanced(function.shares(relevance, call), known.arrived, known.sums)
-        lost = {k: amount if books else torch.zeros_like(amount) for k, amount in made.lost.items()}
+        lost = {k: v if account else torch.zeros_like(v) for k, v in made.lost.items()}
         return Split(made.shares, lost)
 
     return replace(step, rule=replace(step.rule, function=split, lone=None))

@@ -39,7 +39,7 @@ class Undefined(Exception):
 def forms_of(plan: Plan) -> Forms | str:
     """What stands in place of the graph's calls so that relevance is value ⊙ gradient; or why there
     is no such. Worked out once per plan."""
-    return plan.memo.once("forms", lambda: _why_none(plan) or _forms(plan))
+    return plan.memo.cache("forms", lambda: _why_none(plan) or _forms(plan))
 
 
 def gradient_forms(plan: Plan, whole: frozenset[fx.Node]) -> Forms | str:
@@ -51,7 +51,7 @@ def gradient_forms(plan: Plan, whole: frozenset[fx.Node]) -> Forms | str:
         found = forms_of(plan)
         return found if isinstance(found, str) else _of_gradient(plan, whole, found)
 
-    return plan.memo.once(("forms of gradients", whole), make)
+    return plan.memo.cache(("forms of gradients", whole), make)
 
 
 def refuse_undefined(gradient: Tensor | None) -> None:

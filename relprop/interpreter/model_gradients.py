@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 from relprop.errors import first_line
 from relprop.operations import Args, Kwargs, Operator, Value
 from relprop.tracer.binding import Inputs, flatten_output
-from relprop.tracer.judge import difference
 from relprop.tracer.kernels import CALLS
+from relprop.tracer.model_comparison import difference
 from relprop.tracer.program import Program
 from relprop.tracer.recorded import frame_source
 from relprop.tracer.side_effects import taken_back
@@ -200,8 +200,8 @@ def _refusing(own: ModelGradients) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {first_line(error)}"
-        own.skipped = f"the model itself cannot be differentiated: {said}"
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        own.skipped = f"the model itself cannot be differentiated: {reason}"
 
 
 def gradients_of_batch(

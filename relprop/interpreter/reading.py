@@ -61,7 +61,7 @@ class Reading:
     def entering(self) -> frozenset[fx.Node]:
         """What must be kept of what is outside."""
         read = {o for s in self.plan.steps if self._reads(s) for o in s.operands}
-        masks = {o for o in self.readout.beside if not is_floating(o)}
+        masks = {o for o in self.readout.extra if not is_floating(o)}
         return frozenset(read | masks).difference(self.readout.nodes)
 
     def _reads(self, step: Step) -> bool:
@@ -95,7 +95,7 @@ class Reading:
         where nobody reads them."""
         dtype = at_least_float32(like.dtype)
         inside: Values = {}
-        for node in (self.readout.below, *self.readout.beside, *self.readout.nodes[::-1]):
+        for node in (self.readout.below, *self.readout.extra, *self.readout.nodes[::-1]):
             if node in known:
                 inside[node] = known[node]
             elif node in self.made:
@@ -124,7 +124,7 @@ def reading_of(plan: Plan, output: fx.Node, hooks: Collection[fx.Node] = ()) -> 
     """How relevance passes the end of the graph before an output; ``None`` if it must pass whole:
     a rule does not split parts, something is handed out there, or relevance comes from elsewhere,
     too. Worked out once per plan."""
-    return plan.memo.once(
+    return plan.memo.cache(
         ("reading", output, frozenset(hooks)), lambda: _reading_of(plan, output, hooks)
     )
 
@@ -192,7 +192,7 @@ def made_at(
 ) -> Tensor:
     """A part of an output, batch first, made of what is read for it alone."""
     cuts = readout.cuts(cut)
-    own = {n: taken(n, values[n], cuts[n]) for n in (readout.below, *readout.beside)}
+    own = {n: taken(n, values[n], cuts[n]) for n in (readout.below, *readout.extra)}
     batched = {n: v for n, v in own.items() if is_batched(n)}
 
     def one_sample(given: Values) -> Tensor:

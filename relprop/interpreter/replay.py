@@ -18,14 +18,14 @@ AT_ONCE = 16  # variants in one vmap
 
 @dataclass(frozen=True)
 class Replay:
-    """The nodes on the way from ``changed`` to ``end``, in order; ``beside``: what else they
+    """The nodes on the way from ``changed`` to ``end``, in order; ``extra``: what else they
     read."""
 
     program: Program
     changed: fx.Node
     end: fx.Node
     nodes: tuple[fx.Node, ...]
-    beside: tuple[fx.Node, ...]
+    extra: tuple[fx.Node, ...]
 
     @classmethod
     def between(cls, program: Program, changed: fx.Node, end: fx.Node) -> Replay:
@@ -45,10 +45,10 @@ class Replay:
         """The values at ``end``, (variants, batch, *one sample's shape), for ``variants``
         (variants, batch, *one sample's shape) at ``changed``.
 
-        ``values`` has those of ``beside``, batch first where they depend on an input.
+        ``values`` has those of ``extra``, batch first where they depend on an input.
         """
-        batched = [n for n in self.beside if is_batched(n)]
-        fixed = {n: values[n] for n in self.beside if not is_batched(n)}
+        batched = [n for n in self.extra if is_batched(n)]
+        fixed = {n: values[n] for n in self.extra if not is_batched(n)}
 
         def one_sample(changed: Tensor, *given: Tensor) -> Tensor:
             def one(variant: Tensor) -> Tensor:

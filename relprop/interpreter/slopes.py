@@ -23,12 +23,12 @@ from relprop.interpreter.model_gradients import (
 from relprop.tracer.binding import Inputs
 from relprop.tracer.calls import Values
 from relprop.tracer.facts import is_batched
-from relprop.tracer.judge import difference, largest, tolerance
 from relprop.tracer.kernels import Formulas
 from relprop.tracer.lengths import Shapes, sizes_of
+from relprop.tracer.model_comparison import difference, largest, tolerance
 from relprop.tracer.offloaded import is_offloaded
 from relprop.tracer.program import Program, is_floating
-from relprop.tracer.shadow import beside_others
+from relprop.tracer.shadow import thread_safe
 from relprop.tracer.surroundings import undisturbed
 
 #: Gradients round more than outputs do: how many times as far they may be from autograd's.
@@ -62,7 +62,7 @@ def slopes(
     program: Program, model: nn.Module, inputs: Inputs, nodes: Collection[fx.Node]
 ) -> Slopes:
     """Compare the gradients of a fixed random mixture of the output ``nodes``."""
-    program, model = replace(program, dtype=None), beside_others(model)
+    program, model = replace(program, dtype=None), thread_safe(model)
     nodes = [n for n in nodes if is_floating(n)]
     if is_offloaded(model):
         return Slopes(skipped="a backward pass of the model would hold all offloaded weights")

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import register_pytree_node
 
 from relprop.errors import RelpropError, RuleError, first_line, message
-from relprop.interpreter.accounts import Account, Books, added, added_accounts
+from relprop.interpreter.accounts import Account, LedgerBuilder, added, added_accounts
 from relprop.numerics import at_least_float32
 from relprop.operations import Value
 from relprop.plan import Edge, Plan, Step
@@ -81,7 +81,7 @@ def walk(
 ) -> Walk:
     """Take what is ``pending`` through ``nodes``, in their order: each hands out what is wanted
     there, and the rest on by its rule, into ``pending``."""
-    done, books, again = Walk(), Books(), Values()
+    done, ledger, again = Walk(), LedgerBuilder(), Values()
     waiting: _Waiting = {edge: [*parts] for edge, parts in pending.items()}
     for node in nodes:
         relevance = _arrived(plan, node, values, waiting)
@@ -92,17 +92,17 @@ def walk(
         step = plan.step_at.get(node)
         if step is None:
             if account:
-                books.end(node, relevance)
+                ledger.end(node, relevance)
             continue
         read = read_by(plan, step, values, again)
         relevance, read, extra = together(node, (relevance, read, extras.get(node)))
         split = apply(step, relevance, read, extra)
         if account:
-            books.note(step, relevance, split)
+            ledger.note(step, relevance, split)
         for edge, share in zip(step.edges, split.shares, strict=True):
             if edge is not None and isinstance(share, (Tensor, Placed)):
                 waiting.setdefault(edge, []).append(share)
-    done.accounts, done.ended = books.closed()
+    done.accounts, done.ended = ledger.closed()
     pending.clear()
     pending.update((edge, _tensors(plan, parts)) for edge, parts in waiting.items())
     return done
@@ -168,9 +168,9 @@ def apply(step: Step, relevance: Relevance, values: Values, extra: Tensor | None
     except RelpropError as error:
         raise type(error)(message(str(error), at=describe(step.node))) from error
     except Exception as error:  # a user's rule may raise anything
-        said = first_line(error)
+        why = first_line(error)
         raise RuleError(
-            message(f"rule {step.rule.name!r} failed on {step.op}: {said}", at=describe(step.node))
+            message(f"rule {step.rule.name!r} failed on {step.op}: {why}", at=describe(step.node))
         ) from error
 
 

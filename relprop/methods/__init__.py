@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import OptionError, nearest
 from relprop.methods.averages import noise, path
 from relprop.methods.table import SHIPPED
-from relprop.methods.tiers import place, said, tier
+from relprop.methods.tiers import described, place, tier
 from relprop.rules import PRESETS
 from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.input_study import InputStudy
@@ -77,7 +77,7 @@ class Table(tuple[Method, ...]):
                     "yes" if m.signed else "no",
                     m.cost,
                     m.source,
-                    said(m.name, m.plain or m.description),
+                    described(m.name, m.plain or m.description),
                 )
                 for m in by_tier
             ),

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import OptionError
 from relprop.methods.inputs import Baseline, baselines, by_input, positive_integer
 from relprop.runner.input_study import InputStudy

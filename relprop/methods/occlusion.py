@@ -11,7 +11,7 @@ from torch import Tensor
 
 from relprop.errors import OptionError
 from relprop.methods.inputs import Baseline, baselines, by_input
-from relprop.progress import told
+from relprop.progress import with_progress
 from relprop.runner.input_study import InputStudy
 
 #: How many positions, or as many for each axis of positions; a dict: by input.
@@ -51,7 +51,7 @@ def occlusion(
         total = torch.zeros_like(value, dtype=y.dtype)
         times = torch.zeros(value.shape[1:], dtype=y.dtype, device=value.device)
         windows = list(_windows(value, at.positions[name], sizes[name], steps[name]))
-        for hidden in told(windows, "window", len(windows)):
+        for hidden in with_progress(windows, "window", len(windows)):
             without = value.clone()
             without[hidden] = start[name][hidden]
             change = y - at.forward(*(values | {name: without}).values())

@@ -27,7 +27,7 @@ def read_by_projections(
     found: set[fx.Node] = set()
     for site in sites:
         end = output_projection(session, site)
-        found |= {site.values, *session.replay(site.contraction, end).beside}
+        found |= {site.values, *session.replay(site.contraction, end).extra}
         if options.get("variant") == "2021":
             residual = residual_of(session, site)
             found |= {residual.merge, *residual.skips}

@@ -84,7 +84,7 @@ def order_of_keys(at: AttentionStudy, values: SiteValues, layer: LayerValues) ->
         numbers = (places + 1).expand(len(layer.value), -1).to(at_least_float32(layer.value.dtype))
         return at.move(values.site.values, numbers.contiguous(), below)[0].round().long() - 1
 
-    order = memo.once(key, found)
+    order = memo.cache(key, found)
     if torch.equal(order.sort().values, places):
         return order
     memo.forget(key)

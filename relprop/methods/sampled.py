@@ -14,7 +14,7 @@ from relprop.methods.averages import Noise, generator, normal, per_input
 from relprop.methods.inputs import Baseline, no_gradient, positive_integer
 from relprop.methods.inputs import baselines as references
 from relprop.numerics import at_least_float32
-from relprop.progress import told
+from relprop.progress import with_progress
 from relprop.runner.input_study import InputStudy
 
 
@@ -35,7 +35,7 @@ def smoothgrad(
         name: torch.zeros_like(value, dtype=at_least_float32(value.dtype))
         for name, value in at.values.items()
     }
-    for point in told(around.points(at), "sample", n_samples):
+    for point in with_progress(around.points(at), "sample", n_samples):
         found = gradients(at, list(point.values.values()))
         for name, gradient in zip(total, found, strict=True):
             total[name] += gradient * point.weight
@@ -69,7 +69,7 @@ def gradient_shap(
         name: torch.zeros_like(value, dtype=at_least_float32(value.dtype))
         for name, value in at.values.items()
     }
-    for _ in told(range(n_samples), "sample", n_samples):
+    for _ in with_progress(range(n_samples), "sample", n_samples):
         start = choice[int(torch.randint(len(choice), (), generator=source))]
         alpha = float(torch.rand((), generator=source, dtype=torch.float64))
         ends = [value + spread[name] * normal(value, source) for name, value in at.values.items()]

@@ -34,7 +34,7 @@ def place(name: str) -> tuple[int, int]:
     return TIERS.index(tier(name)), listed.index(name) if name in RECOMMENDED else 0
 
 
-def said(name: str, plain: str) -> str:
+def described(name: str, plain: str) -> str:
     """What a method says, and what to take it for."""
     if name in RECOMMENDED:
         return f"{plain}: take it for {RECOMMENDED[name]}"

@@ -43,8 +43,8 @@ def whose_tokens(at: AttentionStudy) -> dict[fx.Node, tuple[Tokens, Tokens]]:
     """
     sites = at.needs.chosen
     receivers = {s.contraction: _receivers(at, s) for s in sites}
-    asked = dict.fromkeys(n for s in sites for n in (s.values, *receivers[s.contraction]))
-    found = _handed_down(at, [n for n in asked if n in at.program.axes])
+    nodes = dict.fromkeys(n for s in sites for n in (s.values, *receivers[s.contraction]))
+    found = _handed_down(at, [n for n in nodes if n in at.program.axes])
     return {
         s.contraction: (
             next((found[n] for n in receivers[s.contraction] if found[n].names), NOBODY),

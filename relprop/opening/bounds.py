@@ -35,8 +35,8 @@ def refuse_counts(settings: object, name: str, key: str = "") -> None:
         for value in settings:
             refuse_counts(value, name, key)
     elif isinstance(settings, int) and settings > MOST_PARTS and _COUNTS.search(key):
-        asked = str(settings) if settings < 10**18 else f"10^{len(str(settings)) - 1}"
-        fact = f"the settings of {name!r} ask for {key}={asked}, more than {MOST_PARTS}"
+        number = str(settings) if settings < 10**18 else f"10^{len(str(settings)) - 1}"
+        fact = f"the settings of {name!r} ask for {key}={number}, more than {MOST_PARTS}"
         raise InputError(message(fact, then=[_THEN]))
 
 

@@ -24,7 +24,7 @@ from relprop.adapters.masks import positions_of
 from relprop.adapters.pictures import originals
 from relprop.adapters.processing import texts_in, waves
 from relprop.adapters.rgb import as_rgb, is_picture
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError, OptionError, message
 from relprop.opening.loading import load
 from relprop.opening.rows import Foreign, Rows, for_model, joined, refusing
@@ -111,9 +111,9 @@ def _from_pipeline(pipe: Foreign, inputs: object, parts: SimpleNamespace) -> Pre
         items = [_read(item, pipe) for item in items]
         samples, records = [], []
         for item in items:
-            some, heard = _samples(pipe, item, options)
+            some, recorded = _samples(pipe, item, options)
             samples += some
-            records += heard
+            records += recorded
         batch = joined(samples, pipe.tokenizer)
         batch |= positions_of(base_model(pipe.model), batch)
         name = next((n for n, t in batch.items() if t.dim() == 4 and t.is_floating_point()), "")
@@ -165,12 +165,12 @@ def _read(item: object, pipe: Foreign) -> object:
     return as_rgb(item, upright=True) if file or is_picture(item) else item
 
 
-class _Listening:
+class _RecordingTokenizer:
     """A tokenizer that remembers the encodings it makes, each with its text, if it is one."""
 
     def __init__(self, tokenizer: Foreign) -> None:
         self._tokenizer = tokenizer
-        self.heard: list[tuple[Foreign, str | None]] = []
+        self.recorded: list[tuple[Foreign, str | None]] = []
 
     def __getattr__(self, name: str) -> Foreign:
         return getattr(self._tokenizer, name)
@@ -180,7 +180,7 @@ class _Listening:
         encodings = getattr(made, "encodings", None) or []
         texts = texts_in(args[0] if args else kwargs)
         fits = len(texts) == len(encodings)
-        self.heard += zip(encodings, texts if fits else [None] * len(encodings), strict=True)
+        self.recorded += zip(encodings, texts if fits else [None] * len(encodings), strict=True)
         return made
 
 
@@ -190,7 +190,7 @@ def _samples(
     """What the pipeline makes of one item: one sample, or several (the parts of a long text,
     candidate labels); and its tokenizer's records."""
     probe = copy.copy(pipe)
-    probe.tokenizer = None if pipe.tokenizer is None else _Listening(pipe.tokenizer)
+    probe.tokenizer = None if pipe.tokenizer is None else _RecordingTokenizer(pipe.tokenizer)
     made = probe.preprocess(item, **options)
     batches = [
         for_model(chunk, pipe.model) for chunk in ([made] if isinstance(made, Mapping) else made)
@@ -207,4 +207,4 @@ def _samples(
                 then=["explain the pipeline's model with tensors of yours"],
             )
         )
-    return samples, probe.tokenizer.heard if probe.tokenizer is not None else []
+    return samples, probe.tokenizer.recorded if probe.tokenizer is not None else []

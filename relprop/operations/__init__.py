@@ -9,7 +9,8 @@ True
 (<Kind.EXTREMUM: 'the larger or the smaller of two operands'>, <Kind.PICK: 'values picked along an axis by their size, with their places'>)
 """  # noqa: E501
 
-from relprop.operations.asking import (
+from relprop.operations.kinds import ELEMENTWISE, FILLS, MOVES, STOPS, Kind
+from relprop.operations.lookup import (
     Args,
     Kwargs,
     Operator,
@@ -27,7 +28,6 @@ from relprop.operations.asking import (
     out_of_place,
     packet,
 )
-from relprop.operations.kinds import ELEMENTWISE, FILLS, MOVES, STOPS, Kind
 from relprop.operations.table import Operation
 
 __all__ = [

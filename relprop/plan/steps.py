@@ -78,7 +78,7 @@ class Step:
         return place(self.node).call
 
     @cached_property
-    def _told(self) -> tuple[tuple[str, bool, str, str], ...]:
+    def _rest(self) -> tuple[tuple[str, bool, str, str], ...]:
         """What is said of each operand beside its value."""
         booked = map(booked_as, self.operands)
         return tuple(zip(self.roles, self.needed, booked, self.arguments, strict=True))
@@ -92,7 +92,7 @@ class Step:
 
     def call(self, tensors: tuple[Tensor, ...], output: Value, extra: Tensor | None) -> Call:
         """What the rule is told, for one sample's tensors."""
-        operands = tuple([Operand(t, *told) for t, told in zip(tensors, self._told, strict=True)])  # type: ignore[arg-type]
+        operands = tuple([Operand(t, *rest) for t, rest in zip(tensors, self._rest, strict=True)])  # type: ignore[arg-type]
         return Call(
             self.op,
             operands,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from relprop.explanation import Block, Explanation
-from relprop.progress import told
+from relprop.progress import with_progress
 from relprop.reporting.chunks import Chunks
 from relprop.reporting.content import ledger_content, stream_content
 from relprop.reporting.maps import Maps
@@ -57,7 +57,7 @@ def filled(
         for head, e in zip(heads, material.explanations, strict=True)
     ]
     rest = room - chunks.size() - len(rendered({"title": "", "explanations": found}, []))
-    for n in told(samples, "sample", len(samples)):
+    for n in with_progress(samples, "sample", len(samples)):
         maps = _blocks(material.explanations, n, chunks, rest / material.batch)
         for explanation, blocks in zip(found, maps, strict=True):
             explanation["samples"][n]["blocks"] = blocks

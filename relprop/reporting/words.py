@@ -21,11 +21,11 @@ def in_words(explanation: Explanation, sample: int) -> dict[str, Any]:
     """What was asked and answered, what speaks against resting on it, and what the method is."""
     by = METHODS.get(explanation.method)
     side = "against" if explanation.facts.get("part") == "negative" else "for"
-    asked = f"What in the input speaks {side} {heading(explanation, sample)}?"
+    question = f"What in the input speaks {side} {heading(explanation, sample)}?"
     if by is not None and not by.class_specific:
-        asked = f"Where does the model look? Its answer here: {heading(explanation, sample)}."
+        question = f"Where does the model look? Its answer here: {heading(explanation, sample)}."
     return {
-        "asked": asked,
+        "asked": question,
         "instead": instead(explanation, sample),
         "answers": [_answer(explanation[name], sample) for name in explanation.streams],
         "concerns": concerns(explanation, sample),
@@ -36,8 +36,8 @@ def in_words(explanation: Explanation, sample: int) -> dict[str, Any]:
 
 def _answer(one: Explanation, sample: int) -> str:
     try:
-        said = sentence(one, sample, k=5)
-        return said[:1].upper() + said[1:]
+        text = sentence(one, sample, k=5)
+        return text[:1].upper() + text[1:]
     except OptionError:
         return "This input has no parts with names; its scores are below."
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import OptionError, ReportSizeWarning, warn, writable
 from relprop.explanation import Explanation
 from relprop.progress import showing

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import OptionError
 from relprop.numerics import Epsilon, negative, positive, safe_divide
 from relprop.operations import Kind

@@ -228,8 +228,8 @@ LIBRA = variant("libra", *attnlrp_lines(constants=LIBRA_CONSTANTS))
 def lrp_gamma(gamma: float = GAMMA, conv_gamma: float | None = None) -> RuleSet:
     """``attnlrp`` with LRP-γ on linear layers and, by ``conv_gamma`` if it is given, on
     convolutions. Raises ``OptionError`` for what is no finite number ≥ 0."""
-    asked = {"gamma": gamma, "conv_gamma": gamma if conv_gamma is None else conv_gamma}
-    return _lrp_gamma(*(at_least_zero(name, value) for name, value in asked.items()))
+    gammas = {"gamma": gamma, "conv_gamma": gamma if conv_gamma is None else conv_gamma}
+    return _lrp_gamma(*(at_least_zero(name, value) for name, value in gammas.items()))
 
 
 @cache

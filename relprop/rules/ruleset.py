@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import OptionError, RuleError, message, nearest
 from relprop.operations import Kind, Operator, kind, packet
 from relprop.rules.call import Call, Split

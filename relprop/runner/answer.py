@@ -60,8 +60,8 @@ def answer(
     names = names_of(needs.session, outputs, start.label, read_by)
     made, seen = Made.by(needs), unrecognised(needs, run, start)
     facts = dict(made.facts) | {"unrecognised": seen}
-    asked = {"average": average and str(average), "part": needs.question.part}
-    made = made._replace(facts=facts | {name: v for name, v in asked.items() if v is not None})
+    options = {"average": average and str(average), "part": needs.question.part}
+    made = made._replace(facts=facts | {name: v for name, v in options.items() if v is not None})
     found = explained(numbers, described, start, names, made)
     return _with_start(found, needs, run, start) if needs.walks else found
 
@@ -72,10 +72,10 @@ def _with_start(found: Explanation, needs: Needs, run: Run, start: Start) -> Exp
     terms = start.contributions(run.outputs(needs.program)) if by_value else start.begun
     begun = [abs(t.coefficient) * sizes(s) for t in terms for s in t.seeds.values()]
     found = replace(found, started=torch.stack(begun).sum(0).detach())
-    if said := next(filter(None, found.exploded), ""):
+    if text := next(filter(None, found.exploded), ""):
         *some, last = (repr(n) for n in STEADY if n != found.rules)
         then = f"rules={', '.join(some)} or {last}: they divide by no sum of products near 0"
-        warn(ExplodedScoresWarning(said, then=[then]))
+        warn(ExplodedScoresWarning(text, then=[then]))
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from relprop.door import answered
+from relprop.error_boundary import answered
 from relprop.errors import (
     NoAttentionError,
     OptionError,
@@ -79,12 +79,12 @@ def _answers_of(
     """The same for questions that share a forward pass; ``begin`` is told of each."""
     if len(targets) > FEW:
         needs = {i: replace(n, backward=n.backward.keeping_chunks()) for i, n in needs.items()}
-    asked = list(needs.values())
+    every = list(needs.values())
     with doing("running its graph"):
-        done = run(asked, part)
+        done = run(every, part)
     refuse = compare(done)
     done.may_differentiate = refuse if done.forms is PLAIN else lambda: None
-    whole = [n for n in asked if n.differentiates and not n.backward.segments]
+    whole = [n for n in every if n.differentiates and not n.backward.segments]
     watched = tuple(dict.fromkeys(w for n in whole for w in n.watch))
     if watched:
         done.may_differentiate()
@@ -92,7 +92,7 @@ def _answers_of(
     for i, (target, starts) in enumerate(_walked_ahead(needs, done, targets, refused)):
         gradients: Gradients = {}
         if watched and starts:
-            one = asked[0]
+            one = every[0]
             scalars = done.explained(one.session, one.question, next(iter(starts.values())))
             again = i + 1 < len(targets)
             gradients = done.forward.gradients(scalars, watched, again=again)
@@ -169,7 +169,7 @@ def _start(needs: Needs, done: Run, target: object) -> Start:
 @contextmanager
 def refusal(number: int, refused: Refused | None) -> Iterator[None]:
     """Write down what a method says of this model, if that is wanted; what nobody foresaw as the
-    door says it."""
+    error boundary says it."""
     try:
         yield
     except OF_A_METHOD as why:
@@ -181,6 +181,6 @@ def refusal(number: int, refused: Refused | None) -> Iterator[None]:
         interrupted = isinstance(error.__context__, KeyboardInterrupt)
         if refused is None or ours or interrupted or out_of_memory(error):
             raise
-        said = answered(error, "the method")
-        said.__cause__ = error
-        refused.setdefault(number, said)
+        failure = answered(error, "the method")
+        failure.__cause__ = error
+        refused.setdefault(number, failure)

@@ -25,21 +25,21 @@ from relprop.errors import (
 from relprop.explanation import Explanation, join
 from relprop.interpreter.forms import Undefined
 from relprop.opening import check_devices, opened
-from relprop.progress import showing, told
+from relprop.progress import showing, with_progress
 from relprop.runner.answers import Refused, answers, refusal
 from relprop.runner.conditions import Conditions, Memory
 from relprop.runner.heads import cuts_of
-from relprop.runner.judging import Judge, judged
 from relprop.runner.memory import fitted
 from relprop.runner.method import RECOMMENDED
 from relprop.runner.needing import needs_of
 from relprop.runner.needs import Needs
-from relprop.runner.opposites import Kind, sided, told_signs
-from relprop.runner.question import Question, told_beside
+from relprop.runner.opposites import Kind, label_signs, sided
+from relprop.runner.question import Question, move_processor_options
 from relprop.runner.recommended import chosen
 from relprop.runner.relevance import united
 from relprop.runner.run import Part, Run
 from relprop.runner.session import Session, chosen_inputs, open_session
+from relprop.runner.verification import Verifier, verified
 from relprop.targets.plain import without_tensors
 from relprop.targets.resolve import compared_outputs
 from relprop.tracer.binding import Inputs, bind
@@ -68,7 +68,7 @@ def ask(
     """
     if not isinstance(targets, (list, tuple)) or not targets:
         raise OptionError("targets is a non-empty list, one entry per explanation")
-    inputs, questions = told_beside(inputs, questions)
+    inputs, questions = move_processor_options(inputs, questions)
     for question in questions:
         if question.method != RECOMMENDED:
             question.settings  # noqa: B018  -- refuses what it does not know, before all else
@@ -83,12 +83,12 @@ def ask(
         size = _part_size(how.batch_size, bound)
         cuts = [_cutter(target, bound.batch) for target in targets]
 
-        def call(bound: Inputs, judge: Judge) -> tuple[list[Rows], str]:
+        def call(bound: Inputs, verifier: Verifier) -> tuple[list[Rows], str]:
             whole = Part(bound, prepared, 0, bound.batch)
-            asked = Asking(model, whole, questions, cuts, how, judge, refused)
-            return list(asked.parts(size)), judge.said
+            in_parts = CallInParts(model, whole, questions, cuts, how, verifier, refused)
+            return list(in_parts.parts(size)), verifier.outcome
 
-        parts, compared = judged(model, bound, how.verify, call)
+        parts, compared = verified(model, bound, how.verify, call)
     return [
         [_joined(list(same), compared) for same in zip(*rows, strict=True)]
         for rows in zip(*parts, strict=True)
@@ -96,7 +96,7 @@ def ask(
 
 
 @dataclass(frozen=True)
-class Asking:
+class CallInParts:
     """One call, part by part: the sessions are opened once, unless the graph holds for one sample
     only. ``targets`` cut a target's entries of some samples out; ``refused`` collects why a
     question cannot be answered, if it is given."""
@@ -106,45 +106,45 @@ class Asking:
     questions: Sequence[Question]
     targets: Sequence[Callable[[int, int], object]]
     how: Conditions
-    judge: Judge
+    verifier: Verifier
     refused: Refused | None
 
     def parts(self, size: int) -> Iterator[Rows]:
         """The answers for ``size`` samples at a time."""
         inputs = self.whole.inputs
-        heard = inputs.batch if inputs.could_be_shared else size
+        at_once = inputs.batch if inputs.could_be_shared else size
         sessions: list[Session] = []
         parts = range(0, inputs.batch, size)
-        for first in told(parts, "part", len(parts)):
-            end = min(first + heard, inputs.batch)
+        for first in with_progress(parts, "part", len(parts)):
+            end = min(first + at_once, inputs.batch)
             try:
                 sessions = sessions or self._sessions(inputs)
             except RelpropError:
-                self.judge.hear(inputs.select(first, end))  # may say more: of all samples
+                self.verifier.run_model(inputs.select(first, end))  # may say more: of all samples
                 raise
-            if first % heard == 0:
-                self._hear(sessions[0], first, end)
+            if first % at_once == 0:
+                self._run_model(sessions[0], first, end)
             last = min(first + size, inputs.batch)
             alone = sessions[0].program.input_specialised
             for i in range(first, last, 1 if alone else size):
                 part = self.whole.select(i, i + 1 if alone else last)
                 if alone and i:
                     sessions = self._sessions(part.inputs)
-                yield from self._answers(sessions, part, i % heard, self.how.memory)
+                yield from self._answers(sessions, part, i % at_once, self.how.memory)
 
-    def _hear(self, session: Session, first: int, last: int) -> None:
+    def _run_model(self, session: Session, first: int, last: int) -> None:
         """The model's own outputs for some samples: of a head, what the targets read."""
         some, program = self.whole.inputs.select(first, last), session.program
         heads: tuple[Head, ...] = ()
-        if self.judge.verify and not (program.input_specialised or program.draws):
+        if self.verifier.verify and not (program.input_specialised or program.draws):
             targets = [cut(first, last) for cut in self.targets]
             heads = heads_of(cuts_of(session, some, targets, self.whole.prepared.processor))
-        self.judge.hear(some, heads)
+        self.verifier.run_model(some, heads)
 
     def _sessions(self, inputs: Inputs) -> list[Session]:
         """The captured model under the rules of each question."""
         rules = [q.rule_set for q in self.questions]
-        wanted = RETURNED.set(self.judge.returned)
+        wanted = RETURNED.set(self.verifier.returned)
         try:
             with same_chance(self.model):
                 first = open_session(self.model, inputs, rules[0], self.how)
@@ -154,7 +154,7 @@ class Asking:
         return [first.under(r) for r in rules]
 
     def _answers(
-        self, sessions: Sequence[Session], part: Part, heard_at: int, memory: Memory
+        self, sessions: Sequence[Session], part: Part, offset: int, memory: Memory
     ) -> Iterator[Rows]:
         """One part of the batch: one forward pass, which is compared with the model's own. Where
         there is no memory for it, cut into segments, then its halves."""
@@ -162,7 +162,7 @@ class Asking:
             try:
                 # a model that draws random numbers draws the same for every part
                 with same_chance(self.model):
-                    found = self._answered(sessions, part, heard_at, allowed)
+                    found = self._answered(sessions, part, offset, allowed)
             except (RelpropError, RuntimeError, MemoryError) as error:
                 if not out_of_memory(error):
                     raise
@@ -181,35 +181,31 @@ class Asking:
         middle, last = part.first + part.batch // 2, part.first + part.batch
         for first, end in ((part.first, middle), (middle, last)):
             half = self.whole.select(first, end)
-            yield from self._answers(sessions, half, heard_at + first - part.first, 0)
+            yield from self._answers(sessions, half, offset + first - part.first, 0)
 
     def _answered(
-        self,
-        sessions: Sequence[Session],
-        part: Part,
-        heard_at: int,
-        memory: Memory,
+        self, sessions: Sequence[Session], part: Part, offset: int, memory: Memory
     ) -> Rows:
         targets = [cut(part.first, part.first + part.batch) for cut in self.targets]
         cuts = cuts_of(sessions[0], part.inputs, targets, part.prepared.processor)
         compared = compared_outputs(sessions[0].program, targets)
-        heard = self.judge.heard(sessions[0].program, part.inputs, compared, heard_at, cuts)
+        ref = self.verifier.reference(sessions[0].program, part.inputs, compared, offset, cuts)
         needs, device = dict[int, Needs](), runs_on(self.model, part.inputs.tensors[0])
         signs = dict[int, list[Kind]]()
         for i, (session, question) in enumerate(zip(sessions, self.questions, strict=True)):
             with refusal(i, self.refused):
                 signs[i] = [sided(session, self.whole, part.first, t, question) for t in targets]
-                make = partial(needs_of, session, question, targets, cuts=heard.few)
+                make = partial(needs_of, session, question, targets, cuts=ref.partial)
                 needs[i] = fitted(make, question.runs_at_once * part.batch, memory, device)
         needs = united(needs)
         for one in needs.values():
-            one.session.tell(one.notices)
+            one.session.warn_once(one.notices)
 
         def compare(done: Run) -> Callable[[], None]:
             made = done.outputs(sessions[0].program)
-            found = self.judge.compare(sessions[0], heard, made)
+            found = self.verifier.compare(sessions[0], ref, made)
             if done.cut and any(n.differentiates for n in needs.values()):
-                self.judge.leave_gradients("the graph is cut into segments, to fit memory=")
+                self.verifier.skip_gradients("the graph is cut into segments, to fit memory=")
             return found
 
         try:
@@ -219,12 +215,12 @@ class Asking:
                 question = (
                     replace(n.question, walk=AT_ZERO) if n.backward.by_gradient else n.question
                 )
-                make = partial(needs_of, n.session, question, targets, cuts=heard.few)
+                make = partial(needs_of, n.session, question, targets, cuts=ref.partial)
                 needs[i] = fitted(make, question.runs_at_once * part.batch, memory, device)
             found = answers(united(needs), part, targets, compare, self.refused)
         return [
             [
-                told_signs(signs[i][k] if i in signs else "", row.get(i), target)
+                label_signs(signs[i][k] if i in signs else "", row.get(i), target)
                 for i in range(len(self.questions))
             ]
             for k, (row, target) in enumerate(zip(found, targets, strict=True))
@@ -234,11 +230,11 @@ class Asking:
 def ask_once(session: Session, inputs: Inputs, target: object, question: Question) -> Explanation:
     """One question about one target of a program that was compared already."""
     needs = needs_of(session, question, [target])
-    session.tell(needs.notices)
+    session.warn_once(needs.notices)
     part = Part(inputs, Prepared(None), 0, inputs.batch)
     kind = sided(session, part, 0, target, question)
     found = answers({0: needs}, part, [target], lambda _: lambda: None)[0][0]
-    return told_signs(kind, found, target) or found
+    return label_signs(kind, found, target) or found
 
 
 def _joined(parts: list[Explanation | None], compared: str) -> Explanation | None:

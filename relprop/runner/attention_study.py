@@ -79,20 +79,20 @@ class AttentionStudy(Study):
     def layers(self) -> list[LayerValues]:
         """The outputs of the chosen sites' layers. Raises ``OptionError`` if they were not asked
         for."""
-        self.asked("at.layers", "hidden", "values")
+        self.require("at.layers", "hidden", "values")
         return [self._layer(node, site) for site, node in self.needs.layers.items()]
 
     @cached_property
     def features(self) -> list[LayerValues]:
         """The tensors that ``target_layers=`` names. Raises ``OptionError`` if they were not asked
         for."""
-        self.asked("at.features", "features")
+        self.require("at.features", "features")
         return [self._layer(node) for node in self.needs.features]
 
     @cached_property
     def inputs(self) -> dict[str, Tensor]:
         """What is explained, by name. Raises ``OptionError`` if it was not asked for."""
-        self.asked("at.inputs", "inputs")
+        self.require("at.inputs", "inputs")
         return {s.name: without_leading_one(self.value(s.leaf), s.leaf) for s in self.streams}
 
     def _at_site(self, site: Site) -> SiteValues:
@@ -131,7 +131,7 @@ class AttentionStudy(Study):
     def connected(self) -> dict[str, Tensor]:
         """Which tokens have a part in the target, by input (batch, tokens), bool."""
         key = ("connected", self.needs.sites, frozenset(self.needs.backward.in_chunks))
-        return self.start.memo.once(key, self._connected)
+        return self.start.memo.cache(key, self._connected)
 
     def _connected(self) -> dict[str, Tensor]:
         held = self.run.forward.values | self.run.forward.watched
@@ -253,7 +253,7 @@ class AttentionStudy(Study):
         dtype = at_least_float32(own)
         if dtype != own:  # small differences are not for half precision
             part = replace(part, program=replace(self.program, dtype=dtype))
-        values = self.run.values(self.session, part.beside)
+        values = self.run.values(self.session, part.extra)
         beside = {n: wide(v.detach()) if isinstance(v, Tensor) else v for n, v in values.items()}
         return part.run(beside, variants.to(dtype)).to(self.home)
 

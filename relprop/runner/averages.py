@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from relprop.errors import OptionError
-from relprop.progress import told
+from relprop.progress import with_progress
 from relprop.runner.input_study import InputStudy
 from relprop.runner.needs import Needs
 from relprop.runner.points import Average, Point
@@ -24,7 +24,7 @@ def runs_at(
     ``at`` and the gradients. Raises ``OptionError`` for what is no mean of several passes."""
     needs, run, target, start = at.needs, at.run, at.target, at.start
     _refuse(needs)
-    for point in told(average.points(at), "draw", average.count):
+    for point in with_progress(average.points(at), "draw", average.count):
         moved = {at.leaves[n]: with_leading_one(v, at.leaves[n]) for n, v in point.values.items()}
         part = replace(run.part, inputs=replace(run.part.inputs, moved=moved))
         done = forward_pass([needs], part)

@@ -79,7 +79,7 @@ class Backward:
     def _below(self, output: fx.Node) -> set[fx.Node]:
         """What an output is made of of which only a part is."""
         readout = self.heads.readouts[output]
-        return {readout.below, *readout.beside}
+        return {readout.below, *readout.extra}
 
     def read_in(self, segment: Segment) -> set[fx.Node]:
         """The values that are read in passing a segment."""

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 from relprop.errors import OptionError, first_line, out_of_memory
 from relprop.tracer.binding import Inputs
 from relprop.tracer.facts import shape
-from relprop.tracer.judge import is_row, model_outputs, rows_of
+from relprop.tracer.model_comparison import is_row, model_outputs, rows_of
 from relprop.tracer.program import Program
 
 AT_ONCE, LARGEST = 32, 2**26  # rows in one pass, and numbers that they may give

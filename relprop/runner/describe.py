@@ -108,7 +108,7 @@ def names_of(
         return Names()
     value = (made.made if isinstance(made, Excerpt) else made).detach()
     logits = value[:, 0] if has_batch_axis(output.node) else value
-    session.tell(_notice_of_labels(adapter.labels(model), logits.shape[1]))
+    session.warn_once(_notice_of_labels(adapter.labels(model), logits.shape[1]))
     found = _as_they_are(output.node, logits)
     if found is None:
         found = probabilities(adapter, model, logits)

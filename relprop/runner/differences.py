@@ -1,4 +1,4 @@
-"""What the judge says where a graph is not its model: why, and what to do."""
+"""What verification says where a graph is not its model: why, and what to do."""
 
 from __future__ import annotations
 

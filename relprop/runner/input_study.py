@@ -25,7 +25,7 @@ from relprop.runner.values import without_leading_one
 from relprop.targets.start import Start
 from relprop.tracer.binding import Inputs
 from relprop.tracer.editing import val
-from relprop.tracer.judge import tolerance
+from relprop.tracer.model_comparison import tolerance
 from relprop.tracer.program import Program
 from relprop.tracer.run import execute
 
@@ -72,13 +72,13 @@ class InputStudy(Study):
     @cached_property
     def gradients(self) -> dict[str, Tensor]:
         """∂y_t/∂ at what is explained. Raises ``OptionError`` if it was not asked for."""
-        self.asked("at.gradients", "gradient")
+        self.require("at.gradients", "gradient")
         return self._by_name(self.gradient)
 
     @cached_property
     def relevances(self) -> dict[str, Tensor]:
         """Relevance at what is explained. Raises ``OptionError`` if it was not asked for."""
-        self.asked("at.relevances", "relevance")
+        self.require("at.relevances", "relevance")
         return self._by_name(self.relevance)
 
     @property

@@ -128,7 +128,7 @@ def _sizes(program: Program) -> dict[fx.Node, int]:
         lives = Lives(program, lambda node: node.all_input_nodes)
         return {n: lives.bytes_of(n) for n in program.graph.nodes}
 
-    return program.memo.once(("sizes",), made)
+    return program.memo.cache(("sizes",), made)
 
 
 def cut(needs: Needs, batch: int, budget: int) -> Needs:
@@ -182,7 +182,7 @@ def _lives(needs: Needs, batch: int, longer: int = 1) -> Lives:
     def made() -> Lives:
         return Lives(needs.program, way.read_at, longer, batch, weights)
 
-    return holder.memo.once((*key, frozenset(weights.items())), made)
+    return holder.memo.cache((*key, frozenset(weights.items())), made)
 
 
 def _at_most(needs: Needs, batch: int) -> int:
@@ -195,7 +195,7 @@ def _at_most(needs: Needs, batch: int) -> int:
         return _times(program) * sum(_sizes(program).values()) + MAPS * maps
 
     weights = sum(fetched(program, needs.session.model).values())
-    return batch * program.memo.once(("bytes",), of_one) + TIMES * weights
+    return batch * program.memo.cache(("bytes",), of_one) + TIMES * weights
 
 
 def _times(program: Program) -> int:
@@ -206,7 +206,7 @@ def _times(program: Program) -> int:
         floating = (val(n).dtype for n in program.graph.nodes if is_batched(n) and is_floating(n))
         return program.dtype is None and any(d.itemsize < torch.float32.itemsize for d in floating)
 
-    return 2 * TIMES if program.memo.once(("half",), made) else TIMES
+    return 2 * TIMES if program.memo.cache(("half",), made) else TIMES
 
 
 def _of_chunks(needs: Needs, batch: int, longer: int = 1) -> int:

@@ -20,7 +20,7 @@ from relprop.runner.heads import Heads
 from relprop.runner.method import chosen_layers
 from relprop.runner.named_layers import named_nodes
 from relprop.runner.needs import ONE_GRADIENT, Needs, Nodes
-from relprop.runner.placed import Placed
+from relprop.runner.position_scores import PositionScores
 from relprop.runner.question import Question
 from relprop.runner.session import Session
 from relprop.runner.sites import (
@@ -69,9 +69,9 @@ def needs_at_input(
     if unread := [name for name in session.chosen if name not in reached]:
         raise TargetError(f"the target does not depend on input {unread[0]!r}")
     leaves, wanted = tuple(reached.values()), frozenset(reached.values())
-    passed, placed = "relevance" in question.needs, question.settings.get("positions") is True
-    plan = session.plan(starts, wanted, positions=placed) if passed else None
-    positions = Placed.of(session, plan, reached) if placed else None
+    passed, scored = "relevance" in question.needs, question.settings.get("positions") is True
+    plan = session.plan(starts, wanted, positions=scored) if passed else None
+    positions = PositionScores.of(session, plan, reached) if scored else None
     inside = frozenset[fx.Node]() if positions is None else frozenset(positions.nodes)
     in_chunks, whole_maps = sites_in_chunks(session, question, plan, inside, least=least)
     facts = _facts(session, plan, question) | {"whole_maps": whole_maps}
@@ -251,7 +251,7 @@ def _read_by_method(
     if "inputs" in question.needs:
         found |= set(session.program.leaves.values())
     for site, end in layers.items() if "values" in question.needs else ():
-        found |= {site.values, site.attention, *session.replay(site.values, end).beside}
+        found |= {site.values, site.attention, *session.replay(site.values, end).extra}
     return found
 
 

@@ -10,7 +10,7 @@ from torch import fx
 
 from relprop.errors import RelpropWarning
 from relprop.runner.backward import Backward
-from relprop.runner.placed import Placed
+from relprop.runner.position_scores import PositionScores
 from relprop.runner.question import Question
 from relprop.runner.session import Session
 from relprop.tracer.program import Program, Site
@@ -39,7 +39,7 @@ class Needs:
     chosen: tuple[Site, ...] = ()
     layers: Mapping[Site, fx.Node] = field(default_factory=dict)
     features: Nodes = ()
-    positions: Placed | None = None
+    positions: PositionScores | None = None
     facts: Mapping[str, object] = field(default_factory=dict)
     notices: tuple[RelpropWarning, ...] = ()
 
@@ -74,7 +74,7 @@ class Needs:
     def fleeting(self) -> frozenset[fx.Node]:
         """The values that nothing but the relevance pass reads, each as it comes by."""
         b = self.backward
-        ends = ({r.below, *r.beside} for r in b.heads.readouts.values())
+        ends = ({r.below, *r.extra} for r in b.heads.readouts.values())
         read = self.held.union(self.watch, self.program.ends, b.entering, *ends)
         read |= b.rollup.keep if b.rollup is not None else frozenset()
         return frozenset() if b.plan is None else b.plan.keep - read

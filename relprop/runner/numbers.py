@@ -15,7 +15,7 @@ from relprop.interpreter.ledger import Ledger
 from relprop.rollup import Stream
 from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.input_study import InputStudy
-from relprop.runner.placed import apart
+from relprop.runner.position_scores import apart
 from relprop.runner.returned import checked_attributions, checked_found, is_matrices
 from relprop.runner.rollup import Pairs
 from relprop.runner.values import Found, SiteValues, TokenMap
@@ -138,8 +138,8 @@ def at_input(study: InputStudy) -> Numbers:
     found = checked_attributions(study, by.function(study, **own))
     scores = {s.name: _summed(s, found[s.name]) for s in study.streams}
     if study.needs.positions is not None:
-        placed, rest = study.needs.positions.scores(study)
-        scores = {name: part + placed[name] for name, part in scores.items()}
+        scored, rest = study.needs.positions.scores(study)
+        scores = {name: part + scored[name] for name, part in scores.items()}
         ledger = None if ledger is None else apart(ledger, rest)
     kept = "input" in study.needs.question.keep
     pairs = {name: (part, torch.zeros_like(part)) for name, part in scores.items()}

@@ -28,22 +28,22 @@ from relprop.targets.resolve import is_callable
 Kind = Literal["even", "signed", "one-sided", ""]
 _KINDS: dict[Hashable, Kind] = {}
 _OF_FUNCTIONS: WeakKeyDictionary[Any, dict[Hashable, Kind]] = WeakKeyDictionary()
-TOLD: dict[Kind, str] = {
+SIGN_LABELS: dict[Kind, str] = {
     "even": "its sign does not matter",
     "one-sided": "what speaks against it is not shown",
 }
 
 
-def told_signs(kind: Kind, explanation: Explanation | None, target: object) -> Explanation | None:
+def label_signs(kind: Kind, explanation: Explanation | None, target: object) -> Explanation | None:
     """The explanation of a contrast or a function, its labels with what its scores leave out."""
-    if explanation is None or kind not in TOLD or _two_sided(target) is None:
+    if explanation is None or kind not in SIGN_LABELS or _two_sided(target) is None:
         return explanation
     known = explanation.labels or (None,) * len(explanation.target)
     both = zip(known, explanation.target, strict=True)
-    told = TOLD[kind]
+    label = SIGN_LABELS[kind]
     if explanation.facts.get("part") == "negative":
-        told = told.replace("against", "for")
-    labels = tuple(f"{name or said}; {told}" for name, said in both)
+        label = label.replace("against", "for")
+    labels = tuple(f"{name or index}; {label}" for name, index in both)
     return replace(explanation, labels=labels)
 
 
@@ -56,35 +56,35 @@ def sided(session: Session, whole: Part, first: int, target: object, question: Q
     at = _two_sided(target)
     if at is None:
         return ""
-    asked: Any = target[at] if isinstance(target, list) else target
+    entry: Any = target[at] if isinstance(target, list) else target
     options = tuple(sorted((k, repr(v)) for k, v in question.settings.items()))
-    key, kinds = (question.by, options, question.rule_set), _kinds_for(asked)
+    key, kinds = (question.by, options, question.rule_set), _kinds_for(entry)
     if key not in kinds:
-        kind = _tried(session, whole.select(first + at, first + at + 1), asked, question)
+        kind = _tried(session, whole.select(first + at, first + at + 1), entry, question)
         if not kind:
             return kind
         kinds[key] = kind
-    if kinds[key] == "even" and isinstance(asked, Contrast):
-        raise OptionError(_refusal(question, asked))
+    if kinds[key] == "even" and isinstance(entry, Contrast):
+        raise OptionError(_refusal(question, entry))
     return kinds[key]
 
 
-def _kinds_for(asked: object) -> dict[Hashable, Kind]:
+def _kinds_for(entry: object) -> dict[Hashable, Kind]:
     """What is known of methods: for all contrasts, and for a function as long as it is there, or
     for its code where that is all of it (a lambda in a loop is a new function each time)."""
-    if isinstance(asked, Contrast):
+    if isinstance(entry, Contrast):
         return _KINDS
-    if isinstance(asked, FunctionType) and not (asked.__closure__ or asked.__defaults__):
-        asked = asked.__code__
+    if isinstance(entry, FunctionType) and not (entry.__closure__ or entry.__defaults__):
+        entry = entry.__code__
     try:
-        return _OF_FUNCTIONS.setdefault(asked, {})
+        return _OF_FUNCTIONS.setdefault(entry, {})
     except TypeError:  # which cannot be remembered
         return {}
 
 
-def _refusal(question: Question, asked: Contrast) -> str:
+def _refusal(question: Question, entry: Contrast) -> str:
     reads = "gives" if question.by.class_specific else "reads no target, and gives"
-    both = f"for {asked} as for {asked.turned()}"
+    both = f"for {entry} as for {entry.turned()}"
     signed = ", ".join(name for name, method in METHODS.items() if method.signed)
     return message(
         f"method {question.method!r} {reads} the same scores {both}",

@@ -21,7 +21,7 @@ from relprop.tracer.program import Program
 def positions(program: Program, leaf: fx.Node) -> tuple[int, ...]:
     """The position axes of one sample's value at ``leaf``, in order. Axis 0 is one only where a
     sample holds several rows (choices of an answer)."""
-    return program.memo.once(("positions", leaf), lambda: _positions(program, leaf))
+    return program.memo.cache(("positions", leaf), lambda: _positions(program, leaf))
 
 
 def _positions(program: Program, leaf: fx.Node) -> tuple[int, ...]:

@@ -151,7 +151,7 @@ def balance_of(given: object) -> RuleSet | None:
     return named("libra" if given == "balanced" else given, PRESETS)
 
 
-def told_beside(
+def move_processor_options(
     inputs: object, questions: Sequence[Question]
 ) -> tuple[object, tuple[Question, ...]]:
     """What a processor is told (``truncation=True``) stands beside its inputs, and is no option of
@@ -159,14 +159,14 @@ def told_beside(
     apart = [
         {n for n in q.options if n in OF_PROCESSORS and n not in q.own_names} for q in questions
     ]
-    told = {n: q.options[n] for q, own in zip(questions, apart, strict=True) for n in own}
-    if not told:
+    options = {n: q.options[n] for q, own in zip(questions, apart, strict=True) for n in own}
+    if not options:
         return inputs, tuple(questions)
-    given = ", ".join(f"{name}={value!r}" for name, value in told.items())
+    given = ", ".join(f"{name}={value!r}" for name, value in options.items())
     if ready(inputs):
         fact = f"{given} is for a tokenizer or an image processor, and the inputs are ready tensors"
         raise OptionError(message(fact, then=["inputs=TEXTS, processor=tokenizer", "leave it out"]))
-    kinds = {OF_PROCESSORS[name] for name in told}
+    kinds = {OF_PROCESSORS[name] for name in options}
     if not isinstance(inputs, Mapping) and len(kinds) > 1:
         fact = f"{given}: of several inputs, which must be named"
         names = ", ".join(f"{kind!r}: ..." for kind in sorted(kinds))
@@ -176,4 +176,4 @@ def told_beside(
         replace(q, options={n: v for n, v in q.options.items() if n not in own})
         for q, own in zip(questions, apart, strict=True)
     )
-    return {**named, **told}, tuple(left)
+    return {**named, **options}, tuple(left)

@@ -51,9 +51,9 @@ class Relevance:
             then = ["fewer are explained one by one and added up (docs/targets.md)"]
             warn(JointStartWarning(message(fact, then=then)))
         hooks, readings = needs.question.hooks, needs.backward.heads.readings
-        books = needs.question.ledger is not False
+        account = needs.question.ledger is not False
         return cls.at_terms(
-            needs.backward.plan, terms, hooks, needs.backward.in_chunks, readings, books
+            needs.backward.plan, terms, hooks, needs.backward.in_chunks, readings, account
         )
 
     @classmethod
@@ -64,11 +64,11 @@ class Relevance:
         hooks: Hooks,
         in_chunks: Mapping[fx.Node, Attention] | None = None,
         readings: Mapping[fx.Node, Reading] | None = None,
-        books: bool = True,
+        account: bool = True,
     ) -> Relevance:
         """Of the ``terms`` of a target, before their first step. ``in_chunks``: the sites that
         relevance passes some queries at a time; ``readings``: how it passes the end of the graph
-        before some of the outputs; ``books``: whether they are kept. By rules that are linear in
+        before some of the outputs; ``account``: whether they are kept. By rules that are linear in
         relevance all terms are one walk."""
         if plan.is_linear and not hooks:
             terms = together(tuple(terms))
@@ -76,9 +76,9 @@ class Relevance:
         passings, started = list[tuple[float, Passing]](), list[Tensor]()
         for term in terms:
             seeds = {n: s for n, s in term.seeds.items() if n in plan.starts}
-            starts, first = begun(seeds, readings or {}, account=books)
+            starts, first = begun(seeds, readings or {}, account=account)
             on_the_way = passages | first
-            one = Passing(plan, pending_at(starts), {}, books, hooks, on_the_way)
+            one = Passing(plan, pending_at(starts), {}, account, hooks, on_the_way)
             passings.append((term.coefficient, one))
             started += [term.coefficient * sums(s) for s in seeds.values()]
         return cls(plan, tuple(passings), sum(started[1:], started[0]))
@@ -126,8 +126,8 @@ def walk_key(needs: Needs) -> Hashable:
     question = needs.question
     if needs.backward.plan is None or needs.backward.segments or question.hooks:
         return None
-    books, chunked = question.ledger is not False, frozenset(needs.backward.in_chunks)
-    return ("walk", id(needs.backward.plan), question.by.starts_with, books, chunked)
+    account, chunked = question.ledger is not False, frozenset(needs.backward.in_chunks)
+    return ("walk", id(needs.backward.plan), question.by.starts_with, account, chunked)
 
 
 def walked(needs: Needs, run: Run, start: Start) -> tuple[Relevance, Walk]:
@@ -136,14 +136,14 @@ def walked(needs: Needs, run: Run, start: Start) -> tuple[Relevance, Walk]:
     key = walk_key(needs)
     if key is None:
         return _walks(needs, run, [start])[0]
-    return start.memo.once(key, lambda: _walks(needs, run, [start])[0])
+    return start.memo.cache(key, lambda: _walks(needs, run, [start])[0])
 
 
 def walk_ahead(needs: Needs, run: Run, starts: Sequence[Start]) -> None:
     """Walk from several targets side by side, as far as memory allows it."""
     if (key := walk_key(needs)) is not None and len(starts) > 1:
         for start, made in zip(starts, _walks(needs, run, starts), strict=True):
-            start.memo.once(key, lambda made=made: made)  # type: ignore[misc]
+            start.memo.cache(key, lambda made=made: made)  # type: ignore[misc]
 
 
 def _walks(needs: Needs, run: Run, starts: Sequence[Start]) -> list[tuple[Relevance, Walk]]:

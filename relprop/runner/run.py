@@ -137,7 +137,7 @@ class Run:
         if node not in self.readouts:
             return seed.at(values[node])
         readout = self.readouts[node]
-        read = self.values(session, (readout.below, *readout.beside))
+        read = self.values(session, (readout.below, *readout.extra))
         return read_again(readout, read, seed, session.program.dtype, self.forms)
 
     def explained(self, session: Session, question: Question, start: Start) -> Tensor:
@@ -162,7 +162,7 @@ class Run:
     def excerpt(self, session: Session, node: fx.Node, cut: Cut) -> Excerpt:
         """A part of an output that was not made."""
         readout = self.readouts[node]
-        read = self.values(session, (readout.below, *readout.beside))
+        read = self.values(session, (readout.below, *readout.extra))
         with torch.no_grad():
             made = made_at(readout, read, cut, session.program.dtype)
         return Excerpt(made, cut, (self.inputs.batch, *shape(node)))
@@ -230,7 +230,7 @@ def forward_pass(needs: Sequence[Needs], part: Part, described: Described | None
     parts = {n: c for n, c in parts.items() if keep.isdisjoint(readouts[n].nodes)}
     keep.update(set(session.program.ends) - parts.keys())
     weights = fetched(session.program, session.model)  # read again where they are asked for
-    keep.update(*({r.below, *r.beside} - weights.keys() for r in readouts.values()))
+    keep.update(*({r.below, *r.extra} - weights.keys() for r in readouts.values()))
     ends = {*session.program.ends, *(r.below for r in readouts.values())}
     if all(n.backward.heads.few for n in needs):  # what is left of the graph above these is freed
         ends -= readouts.keys()

@@ -65,7 +65,7 @@ class Session:
             return self
         program = with_names(self.program, self.model, inputs)
         inside = nodes_inside(targets, program)
-        made = program.memo.once(("inside", inside), lambda: replace(program, inside=inside))
+        made = program.memo.cache(("inside", inside), lambda: replace(program, inside=inside))
         return replace(self, program=made)
 
     def plan(
@@ -158,7 +158,7 @@ class Session:
 
         return self.kept(("constant lookups",), make)
 
-    def tell(self, notices: Iterable[RelpropWarning]) -> None:
+    def warn_once(self, notices: Iterable[RelpropWarning]) -> None:
         """Warn of what is not as one would expect, each once for a program."""
         for notice in notices:
             if is_strict() or self.program.memo.first_time(("told", str(notice))):
@@ -168,7 +168,7 @@ class Session:
         """What ``make`` gives, worked out once per program and kept with it under ``key``, until a
         registered rule changes."""
         full = (*key, registered())
-        return self.program.memo.once(full, make)
+        return self.program.memo.cache(full, make)
 
 
 def _notices_of_untaken(plan: Plan) -> list[RelpropWarning]:
@@ -233,7 +233,7 @@ def open_session(
     dtype = _dtype(how.precision)
     if dtype is not None:
         plain = program
-        program = plain.memo.once(("precision", dtype), lambda: replace(plain, dtype=dtype))
+        program = plain.memo.cache(("precision", dtype), lambda: replace(plain, dtype=dtype))
     adapter = adapter_for(base_model(model))
     return Session(model, adapter, program, named(rules, PRESETS), how.on_unknown, chosen)
 

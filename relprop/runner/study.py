@@ -36,7 +36,7 @@ class Study:
         }
         self.sweep = Sweep(needs, run, start, gradients)
 
-    def asked(self, read: str, *needs: str) -> None:
+    def require(self, read: str, *needs: str) -> None:
         """Raises ``OptionError`` where the method reads what it said none of the ``needs`` of."""
         if self.needs.question.needs.isdisjoint(needs):
             raise not_asked(needs[0], read)

@@ -97,7 +97,7 @@ class Moving:
 
 def refuse_unmoved(session: Session, run: Run, target: object, start: Start) -> None:
     """Raises ``TargetError`` where y_t of a sample does not depend on the input."""
-    still = start.memo.once("still", lambda: _still(session, run, target, start))
+    still = start.memo.cache("still", lambda: _still(session, run, target, start))
     if still is None or not bool(still.any()):
         return
     first = int(still.nonzero()[0])
@@ -121,7 +121,7 @@ def refuse_flat(
     totals = [(v * g).abs().flatten(1).sum(1).to(here.device) for v, g in held]
     total = torch.stack(totals).amax(0)
     key = "least slope that is no rounding", frozenset(gradients)
-    known: dict[str, float] = session.program.memo.once(key, dict)
+    known: dict[str, float] = session.program.memo.cache(key, dict)
     near = (total > 0) & _is_noise(here + total, here) & (total < FAR * known.get("", torch.inf))
     if not bool(near.any()):
         return
@@ -163,7 +163,7 @@ def _still(session: Session, run: Run, target: object, start: Start) -> Tensor |
         if not bool(_is_noise(there, here).any()):
             return None
         key = "still", start.label, len(here)
-        return moving.still() if is_callable(target) else program.memo.once(key, moving.still)
+        return moving.still() if is_callable(target) else program.memo.cache(key, moving.still)
     except (RelpropError, RuntimeError):  # what fails at other inputs depends on them
         return None
 
@@ -192,7 +192,7 @@ def unmoved_output(program: Program, model: nn.Module, inputs: Inputs, output: f
         except (RelpropError, RuntimeError):
             return False
 
-    return program.memo.once(("still", output), made)
+    return program.memo.cache(("still", output), made)
 
 
 def _elsewhere(moving: Moving) -> Values:
@@ -200,7 +200,7 @@ def _elsewhere(moving: Moving) -> Values:
     they are small."""
     one = {n: v[:1] for n, v in moving.given.items()}
     first, memo = replace(moving, given=one, inputs=moving.inputs.select(0, 1)), moving.program.memo
-    found = memo.once("elsewhere", lambda: first.outputs(1))
+    found = memo.cache("elsewhere", lambda: first.outputs(1))
     if sum(v.nbytes for v in found.values()) > MATTERS:
         memo.forget("elsewhere")
     return {n: v.expand(moving.inputs.batch, *v.shape[1:]) for n, v in found.items()}

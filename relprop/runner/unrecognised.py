@@ -23,7 +23,7 @@ def unrecognised(needs: Needs, run: Run, start: Start) -> list[str]:
     session, program = needs.session, needs.program
     if needs.question.by.level != "attention" or is_recorded():
         return []
-    found = program.memo.once(
+    found = program.memo.cache(
         "other attention", lambda: other_attention(program, session.model, run.inputs)
     )
     flow, ends = session.flow, tuple(start.field) or program.output_nodes

@@ -93,8 +93,8 @@ class Batches:
             elif isinstance(error, RelpropError):
                 return error.with_traceback(None)
             else:  # of the data set, or of the work: a sample has it, which is looked for
-                said = f"{type(error).__name__}: {first_line(error)}"
-                caught = RelpropError(said)
+                reason = f"{type(error).__name__}: {first_line(error)}"
+                caught = RelpropError(reason)
                 caught.__cause__ = error.with_traceback(None)
                 return caught
         else:

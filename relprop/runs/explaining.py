@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from relprop.adapters import adapter_for
 from relprop.data import Sample, Source
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError, OptionError
 from relprop.methods import method_named
 from relprop.opening.wrapped import base_model

@@ -15,7 +15,7 @@ from relprop.data.functions import ADDRESS, of_callable
 from relprop.errors import InputError
 from relprop.rules import PRESETS, RuleSet
 from relprop.rules.ruleset import registered
-from relprop.tracer.modules import said
+from relprop.tracer.modules import safe_getattr
 from relprop.tracer.offloaded import tensor_of
 
 NO_SETTINGS = ("_name_or_path", "transformers_version", "dtype")  # of a config
@@ -38,11 +38,11 @@ def of_model(model: nn.Module) -> dict[str, Any]:
         _hash(digest, tensor_of(model, name) if offloaded else value, name)
     settings = [ADDRESS.sub("", repr(model))]
     config: Any = getattr(model, "config", None)
-    if callable(said(config, "to_dict")):
+    if callable(safe_getattr(config, "to_dict")):
         known = {k: v for k, v in config.to_dict().items() if k not in NO_SETTINGS}
         settings.append(json.dumps(known, sort_keys=True, default=str))
-    weights, told = digest.hexdigest(), _sha("\n".join(settings))
-    return {"class": _name(type(model)), "weights": weights, "settings": told}
+    weights, own = digest.hexdigest(), _sha("\n".join(settings))
+    return {"class": _name(type(model)), "weights": weights, "settings": own}
 
 
 def of_tokenizer(tokenizer: Any) -> dict[str, Any]:

@@ -55,9 +55,9 @@ class Manifest:
             if written.pop("format", None) != FORMAT:
                 raise ValueError(f"its format is not {FORMAT!r}")
             found = cls(**written)
-            told = (found.identity, found.columns, found.versions)
+            objects = (found.identity, found.columns, found.versions)
             sizes = (found.samples, found.batch_size or 1)
-            if not all(isinstance(v, dict) for v in told):
+            if not all(isinstance(v, dict) for v in objects):
                 raise TypeError("its identity, columns or versions are no objects")
             if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in sizes):
                 raise TypeError("its samples or batch_size is no number of samples")

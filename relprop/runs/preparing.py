@@ -16,7 +16,7 @@ from relprop.data.functions import of_callable
 from relprop.errors import InputError, OptionError
 from relprop.opening.wrapped import base_model
 from relprop.runs import fingerprints
-from relprop.tracer.modules import said
+from relprop.tracer.modules import safe_getattr
 from relprop.tracer.offloaded import home_of
 
 STEP = 32  # texts are padded to multiples of this: one captured graph for each length
@@ -139,7 +139,7 @@ class Texts:
         """``length`` rounded up to a multiple of ``STEP``, as far as the model has positions; not
         at all if that is not known."""
         config = getattr(base_model(model), "config", None)
-        most = self.max_length or said(config, "max_position_embeddings")
+        most = self.max_length or safe_getattr(config, "max_position_embeddings")
         if not isinstance(most, int):
             return length
         return max(length, min(-(-length // STEP) * STEP, most))

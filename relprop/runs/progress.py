@@ -28,7 +28,7 @@ class Progress:
         self.total, self.what, self.wanted, self.every = total, what, wanted, every
         self.stream = sys.stderr if stream is None else stream
         self.done = self.shown = 0
-        self.began = self.told = time.monotonic()
+        self.began = self.printed_at = time.monotonic()
         self._bar: Any = None
 
     def __enter__(self) -> Progress:
@@ -49,7 +49,7 @@ class Progress:
         self.done += count
         if self._bar is not None:
             self._bar.advance(self._task, count)
-        elif self.wanted and time.monotonic() - self.told >= self.every:
+        elif self.wanted and time.monotonic() - self.printed_at >= self.every:
             self._line()
 
     def say(self, text: str) -> None:
@@ -61,8 +61,8 @@ class Progress:
             print(text, file=self.stream, flush=True)
 
     def _line(self) -> None:
-        self.told, self.shown = time.monotonic(), self.done
-        rate = self.done / max(self.told - self.began, 1e-9)
+        self.printed_at, self.shown = time.monotonic(), self.done
+        rate = self.done / max(self.printed_at - self.began, 1e-9)
         left = duration((self.total - self.done) / rate) if rate else "unknown time"
         self.say(f"{self.what}: {self.done} of {self.total}, {rate:.3g} samples/s, {left} left")
 

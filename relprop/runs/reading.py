@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import OptionError, ResumedRunWarning, as_path, warn
 from relprop.runs.manifest import Failure, Manifest, read_failures
 from relprop.runs.shards import Catalogue, Shard, arrow, schema

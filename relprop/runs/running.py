@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import InputError, OptionError, RelpropError, as_path
 from relprop.runs.base import Work
 from relprop.runs.batches import Batches

@@ -134,8 +134,8 @@ def write_shard(folder: Path, records: Sequence[Record], columns: Mapping[str, s
         beside, data = path.with_suffix(".safetensors"), save(tensors)
         write_atomically(beside, "a batch's tensors", lambda temporary: temporary.write_bytes(data))
         facts |= {"tensors": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-    said = json.dumps(facts).encode()
-    table = table.replace_schema_metadata({META: said, META_DIGEST: _sha(said)})
+    meta = json.dumps(facts).encode()
+    table = table.replace_schema_metadata({META: meta, META_DIGEST: _sha(meta)})
     write_atomically(
         path, "a batch's rows", lambda temporary: pa.parquet.write_table(table, temporary)
     )
@@ -262,17 +262,17 @@ def _read(path: Path, samples: int) -> Shard:
         indices = np.asarray(facts["indices"], dtype=np.int64)
         if indices.ndim != 1:
             raise ValueError("its list of samples is none")
-        told = (str(facts["rows"]), str(facts.get("tensors", "")), int(facts.get("bytes", 0)))
+        checksums = (str(facts["rows"]), str(facts.get("tensors", "")), int(facts.get("bytes", 0)))
     except Exception as error:  # bytes that changed are wrong in any way
         raise _damaged(path, error) from error
     if len(indices) == 0 or indices.min() < 0 or indices.max() >= samples:
         raise _damaged(path, f"its samples are not among the {samples} of this run")
-    return Shard(path, indices, *told)
+    return Shard(path, indices, *checksums)
 
 
 def _damaged(path: Path, error: Exception | str) -> InputError:
-    said = error if isinstance(error, str) else first_line(error)
+    reason = error if isinstance(error, str) else first_line(error)
     return InputError(
-        f"the shard {path.name} cannot be read: {said}",
+        f"the shard {path.name} cannot be read: {reason}",
         then=["delete its .parquet and .safetensors files and resume: its samples are done again"],
     )

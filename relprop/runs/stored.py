@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import OptionError
 from relprop.explanation import Explanation, TokenScores
 from relprop.runs.preparing import Group

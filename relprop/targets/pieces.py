@@ -30,24 +30,24 @@ def id_of(text: str, tokenizer: Any) -> int:
 
 
 def masked_positions(
-    mask_id: int, said: object, context: Context, samples: Sequence[int]
+    mask_id: int, target: object, context: Context, samples: Sequence[int]
 ) -> list[int]:
     """Where the one mask token of each sample is. Raises ``TargetError`` where there is none, or
-    are several; ``said``: the target."""
+    are several; ``target``: as it was given."""
     both = zip(context.inputs.tensors, context.inputs.batched, strict=True)
     found = [t for t, batched in both if batched and _are_ids(t)]
     rows = found[0][list(samples)].tolist() if found else [[] for _ in samples]
-    return [_masked(mask_id, ids, said, k) for k, ids in zip(samples, rows, strict=True)]
+    return [_masked(mask_id, ids, target, k) for k, ids in zip(samples, rows, strict=True)]
 
 
-def _masked(mask_id: int, ids: Sequence[int], said: object, sample: int) -> int:
+def _masked(mask_id: int, ids: Sequence[int], target: object, sample: int) -> int:
     places = [position for position, token in enumerate(ids) if token == mask_id]
     if len(places) == 1:
         return places[0]
     where = "no mask token"
     if places:
         where = f"{len(places)} mask tokens, at {', '.join(map(str, places))}"
-    fact = f"target {said}: sample {sample} has {where}; say which position: "
+    fact = f"target {target}: sample {sample} has {where}; say which position: "
     raise TargetError(fact + "relprop.targets.token(..., position=...)")
 
 

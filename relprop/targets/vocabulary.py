@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import TargetError
 from relprop.targets.answers import Answer, Contrast
 from relprop.targets.index import Output

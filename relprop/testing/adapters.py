@@ -105,11 +105,11 @@ def _positions(examination: Examination, adapter: Adapter, model: nn.Module, giv
     examination.law("clock", right, f"clock() returned {clock}", then)
 
 
-def _of_positions(examination: Examination, law: str, said: Any, tensor: Tensor) -> None:
-    right = isinstance(said, Tensor) and said.dtype == torch.bool
-    right = right and said.dim() == tensor.dim()
-    right = right and all(c in (1, n) for c, n in zip(said.shape, tensor.shape, strict=True))
-    got = f"{said.dtype} {list(said.shape)}" if isinstance(said, Tensor) else said
+def _of_positions(examination: Examination, law: str, value: Any, tensor: Tensor) -> None:
+    right = isinstance(value, Tensor) and value.dtype == torch.bool
+    right = right and value.dim() == tensor.dim()
+    right = right and all(c in (1, n) for c, n in zip(value.shape, tensor.shape, strict=True))
+    got = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else value
     then = "bool, of the input's shape; an axis without positions may have length 1"
     fact = f"{law}() returned {got} for an input {list(tensor.shape)}"
     examination.law(law, right, fact, then)

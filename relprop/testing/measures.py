@@ -51,9 +51,9 @@ def check_measure(
         examination.law("runs", False, fact, then)
         return examination.end()
     count = first.logits.shape[1]
-    asked = torch.stack([c.long() for c in measure.classes(first)])
-    fact = f"classes() asks for {int(asked.min())} to {int(asked.max())} of {count} classes"
-    right = bool(((asked >= 0) & (asked < count)).all()) and asked.shape[1] == samples
+    found = torch.stack([c.long() for c in measure.classes(first)])
+    fact = f"classes() asks for {int(found.min())} to {int(found.max())} of {count} classes"
+    right = bool(((found >= 0) & (found < count)).all()) and found.shape[1] == samples
     examination.law("classes", right, fact, "(batch,) class numbers of the model each")
     _laws(examination, measure, table, again, alone)
     return examination.end()

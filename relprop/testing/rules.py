@@ -64,8 +64,8 @@ def check_rule(
         return _examined(own, op_or_module, given, keywords, conserving=conserving)
 
     examination = examined(inputs)
-    told = {fault.law for fault in examination.faults}
-    if not draws or "taken" in told:
+    broken = {fault.law for fault in examination.faults}
+    if not draws or "taken" in broken:
         return examination.end()
     if not drawn.is_there():
         examination.notes.append("no other calls were drawn: hypothesis is not installed")
@@ -73,7 +73,7 @@ def check_rule(
 
     def breaks(given: tuple[Any, ...]) -> bool:
         faults = {fault.law for fault in examined(given).faults}
-        return bool(faults & told if told else faults - {"taken"})
+        return bool(faults & broken if broken else faults - {"taken"})
 
     called = copy.deepcopy(op_or_module).double() if _is_module(op_or_module) else op_or_module
     with torch.no_grad():
@@ -154,11 +154,11 @@ def _tried(examination: Examination, law: str, walk: Callable[[], Walk], then: s
     try:
         found = walk()
     except Exception as error:  # a user's rule may raise anything
-        said = "\n    ".join(str(error).splitlines()) or type(error).__name__
+        reason = "\n    ".join(str(error).splitlines()) or type(error).__name__
         fix = then or "return one tensor, one share per operand, or a Split (docs/write-a-rule.md)"
         if law == "batch-exact":
-            said = f"it runs for one sample and not under torch.vmap: {first_line(error)}"
-        examination.law(law, False, said, fix)
+            reason = f"it runs for one sample and not under torch.vmap: {first_line(error)}"
+        examination.law(law, False, reason, fix)
         return None
     if law == "runs":
         examination.law(law, True)
@@ -189,7 +189,7 @@ def _laws(
     conserving: bool,
 ) -> None:
     """What is asked of numbers that are there."""
-    _conserving(examination, subject, whole, asked=conserving)
+    _conserving(examination, subject, whole, wanted=conserving)
     twice = subject.walk(values, {n: 2.5 * r for n, r in starts.items()})
     off = _apart(twice.found, {n: 2.5 * r for n, r in whole.found.items()})
     fact = f"2.5 times the relevance gives other shares than 2.5 times, by {off:.2g} of the largest"
@@ -210,12 +210,12 @@ def _laws(
     _what_it_says(examination, subject, values, starts, whole)
 
 
-def _conserving(examination: Examination, subject: Subject, whole: Walk, *, asked: bool) -> None:
+def _conserving(examination: Examination, subject: Subject, whole: Walk, *, wanted: bool) -> None:
     names = {rule.name for rule in subject.rule.alternatives}
     mine = [a for a in whole.accounts if a.rule in names]
     ratios = [(a.residual.abs() / a.absolute.clamp(min=1e-300)).max() for a in mine]
     worst = float(torch.stack(ratios).max())
-    if not asked:
+    if not wanted:
         examination.notes.append(f"not asked to conserve: up to {worst:.2g} of Σ|R| is residual")
         return
     law = _equation(subject)

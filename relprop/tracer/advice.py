@@ -69,8 +69,8 @@ def _of_numbers(held: Any, leaf: Any, read: bool) -> list[str]:
     if read and held.ndim == 3 and whole:
         return ["inputs = np.asarray(inputs, dtype=np.uint8)   # of a picture"]
     row, dtype = "[None]" * (held.ndim == 1), "int64" if whole else "float32"
-    said = IDS if whole and (read or held.ndim < 2) else "or processor=, if it is a picture"
-    return [f"inputs = torch.as_tensor(inputs, dtype=torch.{dtype}){row}   # {said}"]
+    hint = IDS if whole and (read or held.ndim < 2) else "or processor=, if it is a picture"
+    return [f"inputs = torch.as_tensor(inputs, dtype=torch.{dtype}){row}   # {hint}"]
 
 
 def _of_file(name: str | PurePath, read: bool) -> list[str]:

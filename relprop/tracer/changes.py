@@ -99,7 +99,7 @@ def changed(program: Program, inputs: Inputs, change: Change, model: nn.Module |
         choices=program.choices,
         guards=program.guards,
     )
-    whole = entering.beside(inputs)
+    whole = entering.add_to(inputs)
     made = assemble(capture, whole.names, tuple(program.leaves), model)
     for name, node in entering.nodes.items():
         decide_books(node, name, side=False)
@@ -149,7 +149,7 @@ def read_past(program: Program, change: Change) -> list[fx.Node]:
         floating = (n for n in inside if is_floating(n) and role(n) == "activation")
         return [n for n in floating if _is_read_past(n, change)]
 
-    return program.memo.once(("read past", change.call), made)
+    return program.memo.cache(("read past", change.call), made)
 
 
 def _is_read_past(node: fx.Node, change: Change) -> bool:
@@ -189,9 +189,9 @@ class _Entering:
         self.nodes: dict[str, fx.Node] = {}
         self.tensors: dict[str, Tensor] = {}
 
-    def __call__(self, said: str, tensor: Tensor) -> fx.Node:
+    def __call__(self, wanted: str, tensor: Tensor) -> fx.Node:
         """One more, in the shape of the node's value."""
-        name = said if said not in self.known else f"{said} ({self.number})"
+        name = wanted if wanted not in self.known else f"{wanted} ({self.number})"
         self.tensors[name] = tensor
         self.nodes[name] = _input(self.before.graph, tensor)
         shape, given = list(val(self.before).shape), self.nodes[name]
@@ -214,7 +214,7 @@ class _Entering:
         know(new, replace(facts_of(new), place=self.at))
         return new
 
-    def beside(self, inputs: Inputs) -> Inputs:
+    def add_to(self, inputs: Inputs) -> Inputs:
         """The call with them."""
         names, tensors = (*inputs.names, *self.tensors), (*inputs.tensors, *self.tensors.values())
         batched = (*inputs.batched, *(True for _ in self.tensors))

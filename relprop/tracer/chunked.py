@@ -287,7 +287,7 @@ def by_queries(
 
 def kernel_at(program: Program, attention: Attention) -> Kernel | None:
     """A site as PyTorch's fused kernel has it, worked out once per program."""
-    return program.memo.once(("kernel", attention.site.contraction), partial(kernel_of, attention))
+    return program.memo.cache(("kernel", attention.site.contraction), partial(kernel_of, attention))
 
 
 def large_attentions(program: Program, least: int | None = None) -> Mapping[fx.Node, Attention]:
@@ -304,7 +304,7 @@ def large_and_whole(program: Program, least: int | None = None) -> Mapping[fx.No
 
 
 def _large(program: Program, least: int | None) -> dict[fx.Node, Attention | str]:
-    found = program.memo.once(
+    found = program.memo.cache(
         "attentions", lambda: {s: attention_of(program, s) for s in program.sites}
     )
     least = CHUNK_BYTES if least is None else least

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from relprop.errors import CaptureError, InputError, first_line
 from relprop.tracer.binding import Inputs, flatten_output, wrapped
-from relprop.tracer.modules import modules_of, said, setting
+from relprop.tracer.modules import modules_of, safe_getattr, setting
 from relprop.tracer.program import OutputTree
 
 OTHER_ARGUMENTS = re.compile("unexpected keyword|positional argument")
@@ -119,8 +119,8 @@ def _otherwise(model: nn.Module, inputs: Inputs) -> list[str]:
     """How to call a forward that asks for one thing, which is none of several tensors, by its name:
     a dict or a list of them."""
     takes = inspect.signature(model.forward).parameters.values()
-    asked = [p.name for p in takes if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-    if len(asked) != 1 or asked[0] in inputs.names:
+    required = [p.name for p in takes if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(required) != 1 or required[0] in inputs.names:
         return []
     if re.fullmatch(r"input_\d+", inputs.names[0]):
         alike = len({t.shape for t in inputs.tensors}) == 1 < len(inputs.tensors)
@@ -128,7 +128,7 @@ def _otherwise(model: nn.Module, inputs: Inputs) -> list[str]:
     first, *lines = wrapped("**tensors", "tensors", "inputs")
     if len(inputs.names) > 1:
         return [first, *lines]
-    call = f"inputs = {{{asked[0]!r}: inputs[{inputs.names[0]!r}]}}"
+    call = f"inputs = {{{required[0]!r}: inputs[{inputs.names[0]!r}]}}"
     return [call, f"or, if it takes a dict, {first}", *lines]
 
 
@@ -163,7 +163,7 @@ def _beyond(
         run(*inputs.tensors)
     length = max((t.shape[1] for t in inputs.tensors if _is_ids(t)), default=0)
     configs = (setting(module, "config") for module in modules_of(model))
-    most = [said(config, "max_position_embeddings") for config in configs]
+    most = [safe_getattr(config, "max_position_embeddings") for config in configs]
     limits = [n for n in most if isinstance(n, int) and 0 < n < length]
     if limits:
         yield (

@@ -14,7 +14,7 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.editing import aten, emit, is_live, permuted, rank, reshaped, shape_of, swap
 from relprop.tracer.program import Site
 
-#: What is added to a score so that its weight is 0; were it none, the judge would see it.
+#: What is added to a score so that its weight is 0; were it none, verification would see it.
 HIDES = -1e4
 
 

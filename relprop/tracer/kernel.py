@@ -50,11 +50,11 @@ class Kernel:
         """How the masks are made, of what: the same for sites that are masked alike."""
         names = {n: f"#{i}" for i, n in enumerate((self.scores, *self.masks))}
 
-        def told(node: fx.Node) -> str:
+        def described(node: fx.Node) -> str:
             given = fx.map_arg((node.args, node.kwargs), lambda n: names.get(n, n.name))
             return f"{node.target}{given}"
 
-        return f"{tuple(shape_of(self.scores)[-2:])} {[*map(told, self.masks)]}"
+        return f"{tuple(shape_of(self.scores)[-2:])} {[*map(described, self.masks)]}"
 
 
 def kernel_of(attention: Attention) -> Kernel | None:

@@ -23,7 +23,7 @@ class Memo:
         """Whether something was worked out under a key."""
         return key in self._known
 
-    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+    def cache(self, key: Hashable, make: Callable[[], T]) -> T:
         """What ``make`` gives, worked out at the first call with ``key``."""
         if key not in self._known:
             self._known.setdefault(key, make())

@@ -49,7 +49,7 @@ def setting(module: nn.Module, name: str) -> Any:
     return getattr(module, name, None) if known else None
 
 
-def said(config: object, name: str) -> Any:
+def safe_getattr(config: object, name: str) -> Any:
     """What a model's config says under a name; ``None`` where it says nothing. One of the user's
     own may raise anything."""
     with suppress(Exception):

@@ -42,7 +42,7 @@ def named(program: Program, model: nn.Module, inputs: Inputs) -> Program:
     out once per program."""
     if program.labels:
         return program
-    return program.memo.once(
+    return program.memo.cache(
         "named", lambda: replace(program, labels=_labels(program, model, inputs))
     )
 

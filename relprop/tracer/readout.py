@@ -47,7 +47,7 @@ class Readout:
         return operand(self.nodes[-1])
 
     @cached_property
-    def beside(self) -> Mapping[fx.Node, fx.Node]:
+    def extra(self) -> Mapping[fx.Node, fx.Node]:
         """What else the calls read (weights, biases, scales), and which call does."""
         along = {*self.nodes, self.below}
         return {i: node for node in self.nodes for i in tensor_inputs(node) if i not in along}

@@ -18,7 +18,7 @@ from relprop.tracer.binding import Inputs, flatten_output
 from relprop.tracer.calls import Values
 from relprop.tracer.draws import numbers_of
 from relprop.tracer.facts import is_batched
-from relprop.tracer.judge import watched_run
+from relprop.tracer.model_comparison import watched_run
 from relprop.tracer.program import Program, is_floating, place, role
 from relprop.tracer.run import execute
 

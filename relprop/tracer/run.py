@@ -62,7 +62,7 @@ def execute(
 
     found = None if known is None else frozenset(known)
     key = "sections", frozenset(kept), frozenset(watch), frozenset(sites), frozenset(sizes), found
-    for section in program.memo.once(key, cut):
+    for section in program.memo.cache(key, cut):
         for node in section.first:
             if node in values:
                 continue
@@ -90,11 +90,11 @@ def _reads(node: fx.Node, sites: Mapping[fx.Node, ByQueries]) -> tuple[fx.Node, 
 
 
 def _wanted(
-    graph: fx.Graph, asked: set[fx.Node], sites: Mapping[fx.Node, ByQueries], known: Values
+    graph: fx.Graph, targets: set[fx.Node], sites: Mapping[fx.Node, ByQueries], known: Values
 ) -> list[fx.Node]:
-    """The nodes to run, in order: those alone that what is ``asked`` depends on, beyond what is
+    """The nodes to run, in order: those alone that ``targets`` depend on, beyond what is
     ``known``."""
-    read = set(asked)
+    read = set(targets)
     for node in reversed(graph.nodes):
         if node in read and node not in known:
             read.update(_reads(node, sites))

@@ -70,7 +70,7 @@ class Lives:
     def bytes_of(self, node: fx.Node) -> int:
         """The size of a node's value; 0 of what is the same for all samples, but for weights."""
         key = "bytes of", node, self.longer
-        size = self.program.memo.once(key, lambda: self._of_one_sample(node))
+        size = self.program.memo.cache(key, lambda: self._of_one_sample(node))
         return self.weights.get(node, 0) if size is None else self.batch * size
 
     def _of_one_sample(self, node: fx.Node) -> int | None:
@@ -141,7 +141,7 @@ class Lives:
     def within(self, budget: int, times: int) -> Cuts:
         """The fewest segments for which the ``peak`` is no more than ``budget`` bytes; else those
         for which it is least."""
-        peaks = self.memo.once(("peaks", times), lambda: self._peaks(times))
+        peaks = self.memo.cache(("peaks", times), lambda: self._peaks(times))
         fitting = [c for c, peak in peaks.items() if peak <= budget]
         return min(fitting, key=len) if fitting else min(peaks, key=peaks.__getitem__)
 
@@ -159,7 +159,7 @@ class Lives:
         def made() -> tuple[Segment, ...]:
             return tuple(self._segment(first, last) for first, last in pairwise(cuts))
 
-        return self.memo.once(("segments", cuts), made)
+        return self.memo.cache(("segments", cuts), made)
 
     def _segment(self, first: int, last: int) -> Segment:
         entering = tuple(n for n, made, read in self.spans if made <= first <= read)

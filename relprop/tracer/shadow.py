@@ -39,7 +39,7 @@ def shadow_of(model: nn.Module) -> nn.Module:
     return shadow
 
 
-def beside_others(model: nn.Module) -> nn.Module:
+def thread_safe(model: nn.Module) -> nn.Module:
     """What may run while other threads call ``model``: its shadow if there are any, else, or where
     it has none, the model itself."""
     alone = threading.active_count() == 1 or SHADOWED.get(model) is False

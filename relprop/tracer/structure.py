@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _modules
 
-from relprop.tracer.modules import said, setting
+from relprop.tracer.modules import safe_getattr, setting
 from relprop.tracer.offloaded import HOOK
 
 
@@ -48,13 +48,13 @@ def _own_parts(module: nn.Module, seen: dict[int, Hashable]) -> tuple[Hashable, 
         *(module._backward_hooks, module._backward_pre_hooks),
     )
     called = tuple([(k, Same(f)) for group in hooks if group for k, f in group.items()])
-    attention = said(setting(module, "config"), "_attn_implementation")
+    attention = safe_getattr(setting(module, "config"), "_attn_implementation")
     return Same(module), _code(type(module), seen), settings, tensors, called, attention
 
 
 def _code(kind: type, seen: dict[int, Hashable]) -> Hashable:
     """A class with the functions that are its own, and those that they call by name: others may
-    give the same values, by which a graph is judged at every call, and other gradients."""
+    give the same values, by which a graph is verified at every call, and other gradients."""
     if id(kind) not in seen:
         own = (c for c in kind.__mro__ if c not in (nn.Module, object))
         written = [f for c in own for f in vars(c).values() if isinstance(f, types.FunctionType)]

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from relprop.errors import RelpropError
-from relprop.tracer.modules import modules_of, said, setting
+from relprop.tracer.modules import modules_of, safe_getattr, setting
 from relprop.tracer.offloaded import devices_of
 from relprop.tracer.undoing import undone
 
@@ -252,7 +252,7 @@ PLAIN = (None, "eager", "sdpa")  # attention that a tracer sees through
 
 
 def _choose_attention(module: Any) -> None:
-    used = said(setting(module, "config"), "_attn_implementation")
+    used = safe_getattr(setting(module, "config"), "_attn_implementation")
     if used in PLAIN or not (choice := setting(module, "_can_set_attn_implementation")):
         return
     if choice():
@@ -272,8 +272,8 @@ def _configs(model: nn.Module) -> list[object]:
         level = [
             part
             for c in level
-            for name in said(c, "sub_configs") or ()
-            if hasattr(part := said(c, name), "__dict__") and id(part) not in found
+            for name in safe_getattr(c, "sub_configs") or ()
+            if hasattr(part := safe_getattr(c, name), "__dict__") and id(part) not in found
         ]
     return list(found.values())
 

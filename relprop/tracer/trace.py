@@ -21,9 +21,9 @@ from relprop.tracer.capture import Capture, capture
 from relprop.tracer.constants import Constants
 from relprop.tracer.draws import is_random_call
 from relprop.tracer.facts import describe, facts_of
-from relprop.tracer.judge import model_run
 from relprop.tracer.leaves import hold_still
 from relprop.tracer.lengths import graph_at, has_same_calls, is_alike
+from relprop.tracer.model_comparison import model_run
 from relprop.tracer.offloaded import runs_on, tensor_of
 from relprop.tracer.passes import canonicalise
 from relprop.tracer.passes.spelling.autocast import inline_regions

@@ -14,7 +14,7 @@ from relprop.tracer.calls import Values
 from relprop.tracer.draws import numbers_of
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.facts import describe, is_batched, is_floating, role
-from relprop.tracer.judge import (
+from relprop.tracer.model_comparison import (
     KEEP_STEADY,
     UNSTEADY,
     difference,
@@ -50,14 +50,14 @@ def verify(
                 raise habit
             outputs = {n: whole_cut(n) for n in program.output_nodes}
             if rounding_decides(program, model, inputs, values, outputs):
-                break  # no two ways to add up agree: the judge of the call says so, or refuses
+                break  # no two ways to add up agree: the call's verifier says so, or refuses
             fact = (
                 f"the captured graph differs from the model: output {name!r} by "
                 f"{error:.2e} where its largest value is {scale:.2e}"
             )
             then = ["report this model: a captured graph must equal the model it came from"]
             raise CaptureError(message(fact, at=describe(node), then=then))
-    program.memo.once(COMPARED, lambda: True)
+    program.memo.cache(COMPARED, lambda: True)
 
 
 def agrees(program: Program, model: nn.Module, inputs: Inputs, eager: Sequence[Tensor]) -> bool:
@@ -67,7 +67,7 @@ def agrees(program: Program, model: nn.Module, inputs: Inputs, eager: Sequence[T
     return all(
         error <= tolerance(program, own.dtype) * scale / CLOSER
         for *_, own, error, scale in _compared(program, values, eager)
-    ) and program.memo.once(COMPARED, lambda: True)
+    ) and program.memo.cache(COMPARED, lambda: True)
 
 
 def _compared(

@@ -43,7 +43,7 @@ def fetched(program: Program, model: nn.Module | None) -> Sizes:
     """The nodes whose values are large and there only while what reads them runs, and how many
     bytes each takes: weights that are not in memory as the graph reads them, and what is made of
     such and of no input."""
-    large = program.memo.once("large weights", lambda: _large(program))
+    large = program.memo.cache("large weights", lambda: _large(program))
     read = {n for n in large if model is not None and _is_made(program, model, n)}
     found: dict[fx.Node, int] = {}
     for node in program.graph.nodes if read else ():

@@ -48,7 +48,7 @@ def concerns(explanation: Explanation, sample: int) -> list[str]:
             f"{own:.0%} of the score is on the answer's own words, not on the prompt: "
             "generation.sent_on(hops) sends it on to what these rest on"
         )
-    exploded = [said for said in [explanation.exploded[sample]] if said]
+    exploded = [s for s in [explanation.exploded[sample]] if s]
     return [*exploded, *found, *_of_books(explanation, sample)]
 
 
@@ -144,8 +144,8 @@ def prediction_instead(explanation: Explanation, sample: int) -> Prediction | No
     if explanation.predictions is None:
         return None
     found, target = explanation.predictions[sample], explanation.target[sample]
-    asked = target[-1] if isinstance(target, tuple) else target
-    return None if found.target == asked else found
+    index = target[-1] if isinstance(target, tuple) else target
+    return None if found.target == index else found
 
 
 def instead(explanation: Explanation, sample: int) -> str:
@@ -172,9 +172,9 @@ def said_instead(explanation: Explanation, sample: int) -> str:
 def summary(explanation: Explanation, sample: int, *, k: int) -> str:
     """One sentence, a second one where the model says something else, and a line for each
     concern."""
-    said = f"{sentence(explanation, sample, k=k)} {said_instead(explanation, sample)}".rstrip()
+    text = f"{sentence(explanation, sample, k=k)} {said_instead(explanation, sample)}".rstrip()
     warnings = [visible(f"warning: {line}", 400) for line in concerns(explanation, sample)]
-    return "\n".join([said, *warnings])
+    return "\n".join([text, *warnings])
 
 
 def sentence(explanation: Explanation, sample: int, *, k: int) -> str:
@@ -188,8 +188,8 @@ def sentence(explanation: Explanation, sample: int, *, k: int) -> str:
     begins = f"{heading(explanation, sample)} rests on"
     if explanation.facts.get("part") == "negative":
         begins = f"against {heading(explanation, sample)} speaks"
-    said = f"{begins}{_strongest(parts, k)}{against}."
-    return f"{said} {measure(explanation, sample)}".rstrip()
+    text = f"{begins}{_strongest(parts, k)}{against}."
+    return f"{text} {measure(explanation, sample)}".rstrip()
 
 
 def _strongest(parts: list[tuple[str, float]], k: int) -> str:

@@ -29,13 +29,13 @@ def rows(citations: Citations) -> list[dict[str, Any]]:
     return [
         {
             "sentence": i,
-            "said": said.text,
+            "said": sentence.text,
             "passage": j,
             "document": passage.document,
             "text": passage.text,
             "score": float(citations.scores[i, j]),
         }
-        for i, said in enumerate(citations.sentences)
+        for i, sentence in enumerate(citations.sentences)
         for j, passage in enumerate(citations.passages)
     ]
 
@@ -60,8 +60,8 @@ def to_json(citations: Citations, *, indent: int | None) -> str:
         "rules": first.rules,
         "passages": [{"document": p.document, "text": p.text} for p in citations.passages],
         "sentences": [
-            {"text": said.text, "output": float(e.output[0]), "scores": row.tolist()}
-            for said, e, row in zip(
+            {"text": sentence.text, "output": float(e.output[0]), "scores": row.tolist()}
+            for sentence, e, row in zip(
                 citations.sentences, citations.explanations, citations.scores, strict=True
             )
         ],
@@ -72,8 +72,8 @@ def to_json(citations: Citations, *, indent: int | None) -> str:
 def terminal(citations: Citations, *, k: int) -> str:
     """A line per sentence, and below it its strongest passages."""
     lines = [repr(citations)]
-    for i, said in enumerate(citations.sentences):
-        lines.append(visible(said.text, 200))
+    for i, sentence in enumerate(citations.sentences):
+        lines.append(visible(sentence.text, 200))
         for passage, score in top(citations, i, k):
             text = visible(passage.text, 120)
             lines.append(f"  {score:>8.3g}  document {passage.document}: {text}")

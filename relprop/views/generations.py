@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from relprop.errors import OptionError
 from relprop.views.audit import SHOWN
-from relprop.views.beside import Maps, columns, maps_of, strongest
 from relprop.views.escape import visible
 from relprop.views.figure import (
     axes_or_new,
@@ -24,6 +23,7 @@ from relprop.views.listed import rows
 from relprop.views.shaded_text import draw_words
 from relprop.views.shown import checked
 from relprop.views.terminal import print_text
+from relprop.views.token_maps import Maps, columns, maps_of, strongest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -166,8 +166,8 @@ def _plot_rows(generation: Generation, sample: int, kept: list[int]) -> Figure:
     (name,) = generation.streams
     stream = generation.steps[0].streams[name]
     found, labels = shares(generation, name, sample), columns(stream, sample)
-    said = [generation.labels[sample][k] for k in kept]
-    wide = min(max(3.0, 0.18 * len(labels)), 12.0) + room_for(said)
+    tokens = [generation.labels[sample][k] for k in kept]
+    wide = min(max(3.0, 0.18 * len(labels)), 12.0) + room_for(tokens)
     high = min(max(1.0, 0.2 * len(kept)), 10.0) + room_for(labels) + 0.4
     axes = axes_or_new(None, wide, high)
     import numpy as np
@@ -175,7 +175,7 @@ def _plot_rows(generation: Generation, sample: int, kept: list[int]) -> Figure:
     values = np.asarray(found)
     axes.imshow(values, aspect="auto", **scale_of(values, strongest=1.0))
     write_ticks(axes, "x", labels, rotation=90.0)
-    write_ticks(axes, "y", said)
+    write_ticks(axes, "y", tokens)
     axes.spines[:].set_visible(False)
     write_title(axes, f"{generation.steps[0].method}, each row by its strongest token")
     return axes.figure  # type: ignore[return-value]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import OptionError, message
 from relprop.interpreter.ledger import Ledger
 from relprop.views.escape import visible
@@ -79,15 +79,15 @@ def ledger(
 
     Raises ``OptionError`` for a method without relevance.
     """
-    sample, books = checked(explanation, sample), _books(explanation)
-    found, start = stages(books, sample), float(books.started[sample])
+    sample, whole = checked(explanation, sample), _ledger_of(explanation)
+    found, start = stages(whole, sample), float(whole.started[sample])
     frame = _frame(found, start)
     axes = axes_or_new(ax, max(6.4, 0.6 * (len(found) + 4)), 4.2)
     _draw_band(axes, frame.widths)
     about = f"{visible(target_of(explanation, sample), 16)}\n{start:.3g}"
     _write(axes, -1.0, 0, about, ha="right", color="black")
     _draw_stages(axes, found, frame)
-    ends = {name: float(amount[sample]) / frame.unit for name, amount in books.reached.items()}
+    ends = {name: float(amount[sample]) / frame.unit for name, amount in whole.reached.items()}
     _draw_arrivals(axes, len(found), ends, frame)
     top = _draw_entered(axes, found, frame)
     _draw_legend(axes, found, frame)
@@ -98,16 +98,16 @@ def ledger(
     return axes
 
 
-def _books(explanation: Explanation) -> Ledger:
-    books = explanation.ledger
-    if books is None or not books.accounts:
+def _ledger_of(explanation: Explanation) -> Ledger:
+    whole = explanation.ledger
+    if whole is None or not whole.accounts:
         raise OptionError(
             message(
                 f"ledger() needs relevance: method {explanation.method!r} has no ledger",
                 then=["relprop.explain(model, inputs)   # method='transformer_attribution'"],
             )
         )
-    return books
+    return whole
 
 
 def _title(explanation: Explanation, sample: int) -> str:

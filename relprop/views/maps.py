@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 from relprop.errors import OptionError, message
 from relprop.views.figure import (
     Panels,

@@ -201,15 +201,15 @@ def test_a_log_mels_tokens(tmp_path):
         "decoder_input_ids": torch.tensor([[3, 7, 8]]),
     }
     e = relprop.explain(model, inputs, (2, 9), processor=extractor)
-    heard = e["input_features"].seconds()
-    assert list(e.streams) == ["input_features", "decoder_input_ids"] and len(heard) == 50
+    seconds = e["input_features"].seconds()
+    assert list(e.streams) == ["input_features", "decoder_input_ids"] and len(seconds) == 50
     torch.testing.assert_close(
-        heard[10], torch.tensor([0.18, 0.23], dtype=torch.float64)
+        seconds[10], torch.tensor([0.18, 0.23], dtype=torch.float64)
     )  # 5 frames of 10 ms around every second one
-    assert heard[0, 0] == 0 and heard[-1, 1] == pytest.approx(1.0)
+    assert seconds[0, 0] == 0 and seconds[-1, 1] == pytest.approx(1.0)
     assert e["input_features"].plot().axes[0].get_xlabel() == "seconds"
     again = relprop.load(e.save(tmp_path / "heard.safetensors"))
-    assert torch.equal(again["input_features"].seconds(), heard)
+    assert torch.equal(again["input_features"].seconds(), seconds)
     with pytest.raises(relprop.errors.OptionError, match="how long a step"):
         e["decoder_input_ids"].seconds()
 

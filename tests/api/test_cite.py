@@ -208,12 +208,12 @@ def test_the_top_k_drop_and_the_datamodeling_score_are_the_models():
 
     metric = LinearDatamodelingScore(subsets=8, seed=3)
     drawn = torch.rand(8, 5, generator=torch.Generator().manual_seed(3)) < 0.5
-    told = [float((row * found.scores[0]).sum()) for row in drawn]
+    drops = [float((row * found.scores[0]).sum()) for row in drawn]
     lists = [
         [p for k in range(5) if not row[k] for p in found.passages[k].positions] for row in drawn
     ]
     true = [mean_log_probability(ids, gone, said.first, said.last) for gone in lists]
-    expected = spearmanr(told, true).statistic
+    expected = spearmanr(drops, true).statistic
     assert float(metric(model(), found)[0]) == pytest.approx(expected, abs=1e-9)
 
 

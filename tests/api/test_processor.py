@@ -30,7 +30,7 @@ def instrumented(*args, **options):
         pass
 
 
-DOORS = (
+ENTRIES = (
     relprop.explain,
     relprop.explain_generation,
     relprop.compile,
@@ -40,14 +40,14 @@ DOORS = (
 )
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_tokenizer_is_taken_with_a_hint(door):
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_tokenizer_is_taken_with_a_hint(entry):
     model, read = llama(), reads()
     read.model_input_names = ["input_ids"]
     with pytest.warns(relprop.RelpropWarning, match="processor=tokenizer"):
-        door(model, TEXT, tokenizer=read)
+        entry(model, TEXT, tokenizer=read)
     with pytest.raises(OptionError, match="are one argument"):
-        door(model, TEXT, tokenizer=read, processor=read)
+        entry(model, TEXT, tokenizer=read, processor=read)
 
 
 def test_a_token_is_called_by_its_text():

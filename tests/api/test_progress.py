@@ -20,36 +20,36 @@ IMAGES = torch.rand(3, 1, 32, 32)
 
 
 @pytest.fixture
-def said(monkeypatch):
+def updates(monkeypatch):
     """All that is shown, in order, whichever display shows it."""
     lines = []
     update = Progress.update
 
-    def heard(self, task, **fields):
+    def recorded(self, task, **fields):
         lines.append((fields.get("description"), fields.get("left")))
         update(self, task, **fields)
 
-    monkeypatch.setattr(Progress, "update", heard)
+    monkeypatch.setattr(Progress, "update", recorded)
     return lines
 
 
-def explained(said, *names, **options):
+def explained(updates, *names, **options):
     relprop.explain(digit_scene_model(), IMAGES[:1], 3, progress=True, **options)
-    return [line for line, _ in said if line]
+    return [line for line, _ in updates if line]
 
 
-def test_parts_and_no_estimate_before_one_is_done(said):
+def test_parts_and_no_estimate_before_one_is_done(updates):
     model = digit_scene_model()
     relprop.explain(model, IMAGES, 3, batch_size=1, progress=True)
-    shown = [(line, left) for line, left in said if line]
+    shown = [(line, left) for line, left in updates if line]
     assert [line for line, _ in shown] == ["part 1 of 3", "part 2 of 3", "part 3 of 3"]
     assert shown[0][1] == "" and all(re.match(r"about \d+ s left", left) for _, left in shown[1:])
 
 
-def test_methods_of_a_comparison_by_name(said):
+def test_methods_of_a_comparison_by_name(updates):
     names = ["gae", "rollout", "attnlrp"]  # the last one in a forward pass of its own
     relprop.compare(digit_scene_model(), IMAGES[:1], names, 3, progress=True)
-    shown = [line for line, _ in said if line]
+    shown = [line for line, _ in updates if line]
     counted = [line.partition(": ")[::2] for line in shown]
     assert [count for count, _ in counted] == [f"method {i + 1} of 3" for i in range(3)]
     assert {name for _, name in counted} == set(names)
@@ -64,19 +64,19 @@ def test_methods_of_a_comparison_by_name(said):
     ],
 )
 @pytest.mark.filterwarnings("ignore::relprop.errors.CompletenessWarning")
-def test_steps_of_one_method(said, method, options, last):
-    assert explained(said, method=method, **options)[-1] == last
+def test_steps_of_one_method(updates, method, options, last):
+    assert explained(updates, method=method, **options)[-1] == last
 
 
-def test_generated_tokens(said):
+def test_generated_tokens(updates):
     model = gpt2()
     given = torch.tensor([[4, 5, 6, 7]])
     relprop.explain_generation(model, torch.tensor([[1, 2]]), output_ids=given, progress=True)
-    shown = [line for line, _ in said if line]
+    shown = [line for line, _ in updates if line]
     assert shown[0] == "target 1 of 4" and shown[-1] == "target 4 of 4"
 
 
-class Heard:
+class Streamer:
     """A user's own streamer."""
 
     def __init__(self):
@@ -90,19 +90,19 @@ class Heard:
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_tokens_while_they_are_generated(said, ends):
+def test_tokens_while_they_are_generated(updates, ends):
     """What the model generates is the same, and the user's own streamer hears it; a text that ends
     early ends the count."""
-    own, prompt, model = Heard(), torch.tensor([[1, 2], [2, 3]]), gpt2()
+    own, prompt, model = Streamer(), torch.tensor([[1, 2], [2, 3]]), gpt2()
     how = {"do_sample": True, "eos_token_id": None}
     silent = relprop.explain_generation(model, prompt, max_new_tokens=6, generate=how)
-    assert not said
+    assert not updates
     if ends:
         prompt, how = prompt[:1], {"eos_token_id": int(model(prompt[:1]).logits[0, -1].argmax())}
     found = relprop.explain_generation(
         model, prompt, max_new_tokens=6, generate=how | {"streamer": own}, progress=True
     )
-    made, lines = found.ids.shape[1], [line for line, _ in said if line]
+    made, lines = found.ids.shape[1], [line for line, _ in updates if line]
     assert made == 1 if ends else torch.equal(found.ids, silent.ids)
     begun = [line for line in lines if line.startswith("token")]
     assert begun == [f"token {i + 1} of 6" for i in range(made)]
@@ -110,9 +110,9 @@ def test_tokens_while_they_are_generated(said, ends):
     assert len(own.tokens) == made + 1 and own.ended == 1
 
 
-def test_nobody_looks_unless_asked(said, capsys):
+def test_nobody_looks_unless_asked(updates, capsys):
     relprop.explain(digit_scene_model(), IMAGES, 3, batch_size=1)
-    assert not said and not capsys.readouterr().err and SHOWN.get() is None
+    assert not updates and not capsys.readouterr().err and SHOWN.get() is None
 
 
 def test_what_is_shown_needs_no_extra(capsys, monkeypatch):
@@ -197,27 +197,27 @@ def test_progress_is_true_false_or_none():
         relprop.explain(digit_scene_model(), IMAGES[:1], 3, progress=1)
 
 
-def test_reports_steps_of_an_ascent_and_trials_of_a_search(said, tmp_path):
+def test_reports_steps_of_an_ascent_and_trials_of_a_search(updates, tmp_path):
     model = digit_scene_model()
     relprop.explain(model, IMAGES, 3).to_html(tmp_path / "report.html", progress=True)
-    assert [line for line, _ in said if line] == [f"sample {i} of 3" for i in (1, 2, 3)]
-    said.clear()
+    assert [line for line, _ in updates if line] == [f"sample {i} of 3" for i in (1, 2, 3)]
+    updates.clear()
     relprop.activation_maximization(model, 3, start=IMAGES[:1], steps=4, progress=True)
-    assert [line for line, _ in said if line] == [f"step {i} of 4" for i in (1, 2, 3, 4)]
-    said.clear()
+    assert [line for line, _ in updates if line] == [f"step {i} of 4" for i in (1, 2, 3, 4)]
+    updates.clear()
     relprop.compare(
         model, IMAGES[:1], "gae", 3, metric=lambda e: float(e.scores.max()), progress=True
     )
-    assert any(re.match(r"method 4 of \d+: gae", line or "") for line, _ in said)
+    assert any(re.match(r"method 4 of \d+: gae", line or "") for line, _ in updates)
 
 
-def test_an_answer_and_its_passages(said):
+def test_an_answer_and_its_passages(updates):
     from relprop.demo.lookup_model import lookup_model, lookup_tokenizer
 
     documents = ["Anna likes amber kites. It rained all day.", "Boris paints silver rivers."]
     how = {"processor": lookup_tokenizer(), "max_new_tokens": 12, "progress": True}
     relprop.cite(lookup_model(), "Boris paints what?", documents, **how)
-    assert next(line for line, _ in said if line) == "token 1 of 12"
+    assert next(line for line, _ in updates if line) == "token 1 of 12"
 
 
 def test_a_command_shows_what_is_counted_within_a_step():

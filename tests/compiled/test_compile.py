@@ -25,8 +25,8 @@ METHOD = "attention_times_grad"  # a small program, for tests that are not about
 def close(flat, own):
     """Whether two explanations are the same but for rounding, in everything a person sees."""
     assert flat.target == own.target and flat.labels == own.labels
-    said, told = flat.predictions or (), own.predictions or ()
-    assert [p[:2] for p in said] == [p[:2] for p in told]
+    mine, theirs = flat.predictions or (), own.predictions or ()
+    assert [p[:2] for p in mine] == [p[:2] for p in theirs]
     assert (flat.method, flat.rules) == (own.method, own.rules)
     torch.testing.assert_close(flat.output, own.output, rtol=0, atol=1e-12)
     assert flat.streams.keys() == own.streams.keys()

@@ -44,11 +44,11 @@ def holds_the_laws(source, length: int, anew, *, fork: bool = False) -> None:
     for index in (length, -length - 1):
         with pytest.raises(IndexError, match=f"samples 0 to {length - 1}, not {index}"):
             source[index]
-    told = json.dumps(source.identity(), sort_keys=True)
+    identity = json.dumps(source.identity(), sort_keys=True)
     assert (
-        told == json.dumps(anew().identity(), sort_keys=True)
-        and "/tmp" not in told
-        and " at 0x" not in told
+        identity == json.dumps(anew().identity(), sort_keys=True)
+        and "/tmp" not in identity
+        and " at 0x" not in identity
     )
     for sample in source:
         assert isinstance(sample, Sample)

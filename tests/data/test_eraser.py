@@ -82,9 +82,9 @@ def test_reviews(tmp_path):
         "the",
         "end",
     ]
-    told = source.identity()
+    identity = source.identity()
     (tmp_path / "docs/posR_2.txt").write_text("a film of many fine cats")
-    assert EraserMovies(tmp_path).identity() != told
+    assert EraserMovies(tmp_path).identity() != identity
     assert (
         second.inputs == "a fine film\nof cats"
         and not any(second.rationale)

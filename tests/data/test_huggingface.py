@@ -97,12 +97,12 @@ def test_a_users_transform_stays(nli):
 
 
 def test_identity_tells_rows_apart(nli):
-    told = HuggingFaceData(nli, text="premise").identity()
+    identity = HuggingFaceData(nli, text="premise").identity()
     assert (
-        told != HuggingFaceData(nli.select([1, 0]), text="premise").identity()
-        and told != HuggingFaceData(nli, text="hypothesis").identity()
+        identity != HuggingFaceData(nli.select([1, 0]), text="premise").identity()
+        and identity != HuggingFaceData(nli, text="hypothesis").identity()
     )
-    json.dumps(told)
+    json.dumps(identity)
 
 
 def test_labels_by_name_and_number():

@@ -345,9 +345,9 @@ def test_pictures(tmp_path):
     holds_the_laws(source, 2, lambda: ImageTable(path, size=(6, 7)))
     assert source.labels == ("a", "b") and [s.label for s in source] == [1, 0]
     assert torch.equal(source[1].inputs, torch.from_numpy(pixels[1]).permute(2, 0, 1) / 255)
-    told = source.identity()
+    identity = source.identity()
     (tmp_path / "pictures/1.png").unlink()
-    assert source.identity() != told
+    assert source.identity() != identity
     with pytest.raises(InputError, match=r"(?s)no picture 'pictures/1.png'.*a.csv, row 1"):
         source[1]
     with pytest.raises(OptionError, match="exclude each other"):

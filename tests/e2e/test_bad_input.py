@@ -859,23 +859,23 @@ def test_a_process_that_was_forked_is_told_that_threads_are_missing(threads, sai
     """Those of autograd, and those of every operator, for which it would wait for ever; the process
     that is forked is a fresh one, since what other tests have run decides what PyTorch sees."""
     context = multiprocessing.get_context("spawn")
-    heard = context.Queue()
-    process = context.Process(target=_explained_and_forked, args=(heard, threads))
+    queue = context.Queue()
+    process = context.Process(target=_explained_and_forked, args=(queue, threads))
     process.start()
-    assert re.search(rf"{said}(?s:.*)get_context\('spawn'\)", heard.get(timeout=300))
+    assert re.search(rf"{said}(?s:.*)get_context\('spawn'\)", queue.get(timeout=300))
     process.join()
 
 
-def _explained_and_forked(heard, threads):
+def _explained_and_forked(queue, threads):
     torch.set_num_threads(threads)
     relprop.explain(MODEL, sample(), 1)  # starts the threads
-    process = multiprocessing.get_context("fork").Process(target=_explained, args=(heard,))
+    process = multiprocessing.get_context("fork").Process(target=_explained, args=(queue,))
     process.start()
     process.join()
 
 
-def _explained(heard):
+def _explained(queue):
     try:
-        heard.put(str(relprop.explain(MODEL, sample(), 1)))
+        queue.put(str(relprop.explain(MODEL, sample(), 1)))
     except Exception as error:
-        heard.put(str(error))
+        queue.put(str(error))

@@ -60,10 +60,10 @@ def assert_same(found, road, row):
 def test_ordinary(name, monkeypatch):
     road, row = ROWS[name]
     if row.error is None:
-        with warnings.catch_warnings(record=True) as heard:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found = ROADS[road](row.given)
-        said = [str(w.message) for w in heard if issubclass(w.category, RelpropWarning)]
+        said = [str(w.message) for w in caught if issubclass(w.category, RelpropWarning)]
         assert bool(said) == bool(row.says) and row.says in "".join(said), said
         assert_same(found, road, row)
         return

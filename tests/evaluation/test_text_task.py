@@ -155,8 +155,8 @@ class TestRuns:
         page.write_text("kept\n<!-- attcat-table-1: generated -->\n<!-- /attcat-table-1 -->\n")
         said = []
         out = tmp_path / "out"
-        found = measure_shipped(out, samples=4, only=["reviews"], tell=said.append, progress=False)
-        write_page(found, out, "make evaluate", page_to_update=page, tell=said.append)
+        found = measure_shipped(out, samples=4, only=["reviews"], log=said.append, progress=False)
+        write_page(found, out, "make evaluate", page_to_update=page, log=said.append)
         assert list(found) == ["reviews"] and "attcat-table-1" in said[1]
         assert (
             page.read_text().startswith("kept\n")

@@ -9,12 +9,12 @@ import torch
 
 import relprop
 from relprop import adapters, data, evaluation, methods, plot, runs, targets
-from relprop.door import _is_yours, answered, guarded
+from relprop.error_boundary import _is_yours, answered, guarded
 from relprop.errors import CallError, OptionError, RelpropError, UnforeseenError
 from tests.fuzz.world import OWN, OWN_AT_INPUT, rows, state, world
 
 CALLS = rows(Path(__file__).with_name("calls.txt").read_text(encoding="utf-8"))
-#: Functions of the caller's own that raise: what is said of them is the door's.
+#: Functions of the caller's own that raise: what is said of them is the boundary's.
 OF_YOURS = ("raises", "1 / 0")
 
 
@@ -78,7 +78,9 @@ def test_every_public_function_stands_at_the_door():
             continue
         own = vars(thing).values() if isinstance(thing, type) else [thing]
         found = [getattr(v, "fget", v) for v in own]
-        if not any(getattr(v, "__globals__", {}).get("__name__") == "relprop.door" for v in found):
+        if not any(
+            getattr(v, "__globals__", {}).get("__name__") == "relprop.error_boundary" for v in found
+        ):
             open_.append(name)
     assert not open_
 
@@ -98,7 +100,7 @@ def test_what_nobody_foresaw_is_said_with_its_place_and_its_cause():
         eval(compile("1 / 0", "/library/of/theirs.py", "eval"))
     raised.value.__traceback__ = raised.value.__traceback__.tb_next
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("relprop.door.LIBRARIES", ("/library/",))
+        patch.setattr("relprop.error_boundary.LIBRARIES", ("/library/",))
         said = str(answered(raised.value, "shout"))
     assert "/library/of/theirs.py:1" in said and "relprop/" not in said
     assert not _is_yours("pyarrow/error.pxi") and _is_yours(__file__)

@@ -87,18 +87,18 @@ def test_what_is_written_to_a_pipe_goes_through_it(tmp_path, write):
     """The file that a library puts in its own place must not take that of a pipe, or of a device
     such as /dev/null."""
     os.mkfifo(tmp_path / "pipe")
-    heard = []
-    reader = threading.Thread(target=lambda: heard.append((tmp_path / "pipe").read_bytes()))
+    contents = []
+    reader = threading.Thread(target=lambda: contents.append((tmp_path / "pipe").read_bytes()))
     reader.start()
     e = relprop.explain(build(), sample())
     getattr(e, write)(tmp_path / "pipe")
     reader.join(20)
     assert (tmp_path / "pipe").is_fifo() and list(tmp_path.iterdir()) == [tmp_path / "pipe"]
-    (tmp_path / "file").write_bytes(heard[0])
+    (tmp_path / "file").write_bytes(contents[0])
     if write == "save":
         assert str(relprop.load(tmp_path / "file")) == str(e)
     else:
-        assert heard[0].startswith(b"<!")
+        assert contents[0].startswith(b"<!")
 
 
 def test_what_was_loaded_is_no_longer_the_files(saved, tmp_path):

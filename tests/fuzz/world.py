@@ -26,7 +26,7 @@ from tests.runs.sources import Pictures
 from tests.runs.works import Numbers
 from tests.views.conftest import small_bert, small_tokenizer
 
-DOOR = (
+ENTRIES = (
     *("explain", "explain_many", "trace", "compare", "check", "rounding_stability", "instrument"),
     *("load_explainer", "explain_generation", "activation_maximization", "open_model"),
     *("load", "report"),
@@ -121,7 +121,7 @@ def world(folder):
     closed = relprop.instrument(model, x, 1)
     closed.__exit__(None, None, None)
     return SimpleNamespace(
-        **{name: getattr(relprop, name) for name in DOOR},
+        **{name: getattr(relprop, name) for name in ENTRIES},
         **{"relprop": relprop, "math": math, "torch": torch, "plot": plot, "errors": errors},
         **{"targets": targets, "methods": methods, "adapters": adapters, "data": data},
         **{"runs": runs, "evaluation": evaluation},

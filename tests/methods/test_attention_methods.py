@@ -1,5 +1,5 @@
 """Every method over attention: the authors' numbers, the formula by hand, the options they share,
-and the door for a user's own."""
+and the way in for a user's own."""
 
 import math
 import re

@@ -13,14 +13,14 @@ from torch.utils._pytree import tree_leaves
 
 import relprop
 from relprop.interpreter import points, reading
-from relprop.runner import heads, judging, memory, rollup
+from relprop.runner import heads, memory, rollup, verification
 from relprop.runner import run as runs
 from relprop.runner.conditions import Conditions
 from relprop.runner.needing import needs_of
 from relprop.runner.question import Question
 from relprop.runner.session import open_session
 from relprop.targets import span, token
-from relprop.tracer import bind, judge, readout
+from relprop.tracer import bind, model_comparison, readout
 
 from .test_chunks import IDS, MASK, TINY, gap, lively
 
@@ -311,7 +311,7 @@ class Made(TorchDispatchMode):
 )
 def test_nothing_as_large_is_made(method, dtype, verify, words, features, tokens):
     """Neither copies of the head's weight nor tensors of positions × classes, nor by the model when
-    it judges."""
+    it verifies."""
     sizes = {**TINY, "vocab_size": words, "hidden_size": features}
     config = transformers.LlamaConfig(**sizes, tie_word_embeddings=True)
     model = transformers.LlamaForCausalLM(config).eval().to(dtype)
@@ -461,21 +461,21 @@ def _doubled():
 
 
 @pytest.mark.parametrize("make", [Twice, Longer, _doubled], ids=["twice", "longer", "hooked"])
-def test_a_head_that_must_run_whole_judges_whole(make, monkeypatch):
+def test_a_head_that_must_run_whole_is_compared_whole(make, monkeypatch):
     torch.manual_seed(0)
     model = lively(make().eval())
-    heard, compare = [], judging.gaps
+    seen, compare = [], verification.gaps
 
     def compared(program, values, expected, batch):
-        heard.extend(e.rows for e in expected.values())
+        seen.extend(e.rows for e in expected.values())
         return compare(program, values, expected, batch)
 
-    monkeypatch.setattr(judging, "gaps", compared)
+    monkeypatch.setattr(verification, "gaps", compared)
     targets = relprop.targets.output(0)[6, 3] if make is Twice else (6, 3)
     for _ in range(2):
         found = relprop.explain(model, IDS, targets)
         assert found.facts["compared"].startswith("equal to the model's own output for the batch")
-    assert heard and all(rows is not None for rows in heard)
+    assert seen and all(rows is not None for rows in seen)
 
 
 def test_what_differs_at_few_positions_is_compared_whole(monkeypatch):
@@ -524,8 +524,8 @@ def test_outputs_are_compared_in_pieces_as_whole(monkeypatch):
     theirs = mine.clone()
     theirs[0, 7] += 0.5
     mine[1, 2] = theirs[1, 2] = torch.inf
-    assert judge.difference(mine, theirs) == (0.5, 21)
-    monkeypatch.setattr(judge, "PIECE", 3)
-    assert judge.difference(mine, theirs) == (0.5, 21)
+    assert model_comparison.difference(mine, theirs) == (0.5, 21)
+    monkeypatch.setattr(model_comparison, "PIECE", 3)
+    assert model_comparison.difference(mine, theirs) == (0.5, 21)
     theirs[1, 10] = torch.nan
-    assert judge.difference(mine, theirs) == (torch.inf, 20)
+    assert model_comparison.difference(mine, theirs) == (torch.inf, 20)

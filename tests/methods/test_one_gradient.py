@@ -170,8 +170,8 @@ def test_what_has_no_gradient_form_is_walked_and_says_why():
 
     op = torch.ops.aten.gelu
     rules = relprop.rules.ATTNLRP.with_rule(op, mine)
-    told = relprop.explain(model, x, 1, method="attnlrp", rules=rules).facts["relevance"]
-    assert told == "walked: rule 'mine' has no gradient form"
+    fact = relprop.explain(model, x, 1, method="attnlrp", rules=rules).facts["relevance"]
+    assert fact == "walked: rule 'mine' has no gradient form"
     with_form = relprop.rules.Rule(mine.function, "mine", "carry", frozenset(), gradient=own)
     rules = relprop.rules.ATTNLRP.with_rule(op, with_form)
     e = relprop.explain(model, x, 1, method="attnlrp", rules=rules)
@@ -179,8 +179,8 @@ def test_what_has_no_gradient_form_is_walked_and_says_why():
     assert closeness(e.scores, relprop.explain(model, x, 1, method="attnlrp").scores) > 1e-3
     assert "no gradient form" in relprop.explain(model, x, 1, method="lrp").facts["relevance"]
     half = build(dtype=torch.float32).bfloat16()
-    told = relprop.explain(half, x.bfloat16(), 1, method="attnlrp").facts["relevance"]
-    assert told == "walked: gradients of a model in bfloat16 are rounded to that"
+    fact = relprop.explain(half, x.bfloat16(), 1, method="attnlrp").facts["relevance"]
+    assert fact == "walked: gradients of a model in bfloat16 are rounded to that"
 
 
 def test_a_rule_of_a_whole_module_call_is_walked():

@@ -8,7 +8,7 @@ import transformers
 
 import relprop
 from relprop.errors import OptionError
-from relprop.runner import judging, memory
+from relprop.runner import memory, verification
 from relprop.runner.memory import free_memory
 from tests.methods.test_chunks import (
     AT_INPUT,
@@ -177,17 +177,17 @@ def test_a_call_without_memory_left_is_made_again_in_segments(monkeypatch):
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to ...")
         return run(needs, part)
 
-    heard, gaps = [], judging.gaps
+    seen, gaps = [], verification.gaps
 
     def compared(program, values, expected, batch):
-        heard.append(list(expected))
+        seen.append(list(expected))
         return gaps(program, values, expected, batch)
 
     monkeypatch.setattr(answers, "run", full)
-    monkeypatch.setattr(judging, "gaps", compared)
+    monkeypatch.setattr(verification, "gaps", compared)
     with pytest.warns(relprop.RelpropWarning, match="no memory left; once more"):
         found = relprop.explain(model, ids, (63, 3), precision="float64")
-    assert heard == [["logits"]]
+    assert seen == [["logits"]]
     assert found.facts["segments"] > 1 and gap(whole.scores, found.scores) < EXACT
     with pytest.raises(relprop.errors.RelpropError, match=r"no memory left.*can't allocate"):
         relprop.explain(model, ids, (63, 3), method="attcat", memory=0)

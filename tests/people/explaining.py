@@ -122,11 +122,11 @@ def verdict(name, method):
     if method in pair.refused:
         return refusal(model, twin, pair.refused[method])
     if isinstance(twin, Exception):
-        return Verdict("twin", f"the twin: {said(twin)}", False)
+        return Verdict("twin", f"the twin: {error_line(twin)}", False)
     if isinstance(model, RelpropError):
-        return Verdict("refused", said(model), False)
+        return Verdict("refused", error_line(model), False)
     if isinstance(model, Exception):
-        return Verdict("crash", said(model), False)
+        return Verdict("crash", error_line(model), False)
     far = gap(model, twin)
     return Verdict("same" if far <= EXACT else "different", f"{far:.1e}", far <= EXACT)
 
@@ -137,11 +137,11 @@ def refusal(model, twin, pattern):
         if not isinstance(one_of_them, Exception):
             return Verdict("different", "not refused", False)
         if not isinstance(one_of_them, RelpropError) or not re.search(pattern, str(one_of_them)):
-            return Verdict("refused", f"with another reason: {said(one_of_them)}", False)
-    return Verdict("refused", said(model), True)
+            return Verdict("refused", f"with another reason: {error_line(one_of_them)}", False)
+    return Verdict("refused", error_line(model), True)
 
 
-def said(error):
+def error_line(error):
     """The first line of an error, with its type, without addresses, cut at 200 characters."""
     line = re.sub(r"<[^ <]* object at 0x[0-9a-f]+>", "<...>", (str(error).splitlines() or [""])[0])
     return f"{type(error).__name__}: {line[:200]}"

@@ -30,8 +30,8 @@ def test_the_environment_is_made_once_for_the_same_versions(tmp_path, monkeypatc
 
 
 def test_every_requirement_names_its_oldest_version():
-    told = tomllib.loads((lower_bounds.ROOT / "pyproject.toml").read_text())["project"]
-    extras = told["optional-dependencies"].values()
-    for line in [*told["dependencies"], *(r for extra in extras for r in extra)]:
+    project = tomllib.loads((lower_bounds.ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"].values()
+    for line in [*project["dependencies"], *(r for extra in extras for r in extra)]:
         wanted = Requirement(line)
         assert wanted.name == "relprop" or any(s.operator == ">=" for s in wanted.specifier), line

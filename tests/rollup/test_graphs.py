@@ -28,7 +28,7 @@ def test_every_row_is_the_definitions(first):
             _, wrong = trial.compared()
         assert not wrong, (
             f"python -m tools.rollup_graphs --show {number}: {wrong}\n"
-            f"{', '.join(trial.kinds)}\n{trial.recipe.said()}"
+            f"{', '.join(trial.kinds)}\n{trial.recipe.described()}"
         )
 
 

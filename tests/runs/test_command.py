@@ -17,7 +17,7 @@ from tests.runs.sources import bert, tokenizer
 from tests.runs.works import committed
 
 
-def said(*arguments):
+def output_of(*arguments):
     result = CliRunner().invoke(app, ["explain", *map(str, arguments)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
@@ -45,7 +45,7 @@ def test_the_shipped_scenes(tmp_path):
         "--method",
         "transformer_attribution:rules=stable,normalize_rows=true",
     ]
-    assert "4 of 4 samples in 0:" in said(*arguments)
+    assert "4 of 4 samples in 0:" in output_of(*arguments)
     results, source = read_run(out), DigitScenes(4, seed=0)
     images, digits = (
         torch.stack([source[i].inputs for i in range(4)]),
@@ -60,12 +60,12 @@ def test_the_shipped_scenes(tmp_path):
         assert mine.rules == "stable" and mine.target == (digits[i],)
     next((out / "shards").glob("*.parquet")).unlink()
     with pytest.raises(OptionError, match="not empty"):
-        said(*arguments)
-    assert "2 of 4 samples" in said(*arguments, "--resume") and committed(out) == 2
+        output_of(*arguments)
+    assert "2 of 4 samples" in output_of(*arguments, "--resume") and committed(out) == 2
     with pytest.raises(
         InputError, match=r"identity.target: \"label\" in the folder, \"predicted\" now"
     ):
-        said(*arguments[:-6], "--resume", *arguments[-4:])
+        output_of(*arguments[:-6], "--resume", *arguments[-4:])
 
 
 def test_texts_of_a_table_and_a_model_in_a_folder(tmp_path):
@@ -75,7 +75,7 @@ def test_texts_of_a_table_and_a_model_in_a_folder(tmp_path):
     (tmp_path / "some.jsonl").write_text(
         "".join(json.dumps({"review": t, "label": i % 2}) + "\n" for i, t in enumerate(texts))
     )
-    said(
+    output_of(
         "--model",
         tmp_path / "model",
         "--data",
@@ -99,7 +99,7 @@ def test_texts_of_a_table_and_a_model_in_a_folder(tmp_path):
     (tmp_path / "model" / "tokenizer.json").unlink()
     (tmp_path / "model" / "tokenizer_config.json").unlink()
     with pytest.raises(InputError, match="token"):
-        said(
+        output_of(
             "--model",
             tmp_path / "model",
             "--data",
@@ -114,7 +114,7 @@ def test_texts_of_a_table_and_a_model_in_a_folder(tmp_path):
 def test_shipped_reviews_through_a_model_in_a_folder(tmp_path):
     bert().save_pretrained(tmp_path / "model")
     tokenizer().save_pretrained(tmp_path / "model")
-    said(
+    output_of(
         "--model",
         tmp_path / "model",
         "--data",
@@ -126,7 +126,7 @@ def test_shipped_reviews_through_a_model_in_a_folder(tmp_path):
     )
     assert read_run(tmp_path / "run").identity["data"]["n"] == 2
     with pytest.raises(InputError, match="no tokenizer came with the model"):
-        said(
+        output_of(
             "--model",
             "demo:digits",
             "--data",
@@ -162,7 +162,9 @@ def test_picture_files_go_through_the_models_own_processing(tmp_path):
     processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
     model.save_pretrained(tmp_path / "model")
     processor.save_pretrained(tmp_path / "model")
-    said("--model", tmp_path / "model", "--data", tmp_path / "pictures", "--out", tmp_path / "run")
+    output_of(
+        "--model", tmp_path / "model", "--data", tmp_path / "pictures", "--out", tmp_path / "run"
+    )
     results = read_run(tmp_path / "run")
     keys = [r["key"] for r in results.rows()]
     assert keys == ["c0/0.png", "c0/2.png", "c1/1.png"] and "mean" in results.identity["normalize"]
@@ -234,5 +236,5 @@ def test_picture_files_go_through_the_models_own_processing(tmp_path):
 def test_refusals(tmp_path, monkeypatch, arguments, error):
     monkeypatch.chdir(tmp_path)
     with pytest.raises((OptionError, InputError), match=error):
-        said(*arguments)
+        output_of(*arguments)
     assert not (tmp_path / "x").exists()

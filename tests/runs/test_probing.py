@@ -190,9 +190,9 @@ def test_warnings_are_not_of_the_fixed_numbers():
 def test_a_folder_from_before_goes_on_by_the_outputs_alone(tmp_path):
     work = ExplainWork(Warm(), Pictures(3))
     run(work, tmp_path, batch_size=2, progress=False)
-    told = json.loads((tmp_path / "run.json").read_text())
-    told["probe"] = {"output": told["probe"]["output"]}
-    (tmp_path / "run.json").write_text(json.dumps(told))
+    manifest = json.loads((tmp_path / "run.json").read_text())
+    manifest["probe"] = {"output": manifest["probe"]["output"]}
+    (tmp_path / "run.json").write_text(json.dumps(manifest))
     assert run(work, tmp_path, resume=True, progress=False).complete
 
 

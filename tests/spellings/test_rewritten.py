@@ -22,7 +22,7 @@ def twice(monkeypatch):
 
 def test_a_way_that_is_another_function_is_found_and_named_alone(twice):
     one = rewritten.usual(chosen_subjects("hf", NAME)[0])
-    verdict = rewritten.judged(one, ["gelu_written_out", "linear_twice", "norm_by_var_mean"])
+    verdict = rewritten.verdict_of(one, ["gelu_written_out", "linear_twice", "norm_by_var_mean"])
     assert verdict.word == "FAILS" and "another function" in verdict.says
     assert rewritten.fewest(one, verdict).used == ("linear_twice",)
 
@@ -40,5 +40,5 @@ def test_maps_that_differ_are_said_to(monkeypatch):
     wrong = {method: scores.flip(1) for method, scores in one.scores.items()}
     monkeypatch.setattr(rewritten, "explained", lambda *_: wrong)
     monkeypatch.setattr(rewritten, "rounding", lambda *_: dict.fromkeys(wrong, 0.0))
-    verdict = rewritten.judged(one, ["gelu_written_out"])
+    verdict = rewritten.verdict_of(one, ["gelu_written_out"])
     assert verdict.word == "DIFFERS" and "rollout" in verdict.says

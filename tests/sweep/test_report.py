@@ -145,10 +145,10 @@ def test_a_regression_is_a_line():
 def test_results_are_kept_and_a_slow_model_is_ended(tmp_path):
     subject = subjects("hf", "hf/bert/BertForMaskedLM")
     results = tmp_path / "results.jsonl"
-    [late] = run(subject, results, timeout=0.01, tell=lambda line: None)
+    [late] = run(subject, results, timeout=0.01, log=lambda line: None)
     assert late.status == FAILED and late.cause == "process: not done after 0 s"
-    told = []
-    assert run(subject, results, timeout=0.01, tell=told.append) == [late] and told == [
+    lines = []
+    assert run(subject, results, timeout=0.01, log=lines.append) == [late] and lines == [
         "1 of 1 are in results.jsonl already"
     ]
     assert list(read_records(results)) == [subject[0].name]

@@ -78,12 +78,12 @@ def test_another_process_reads_it(tmp_path):
         print(found.facts["stored"], found.scores.tolist())
     """
     script = textwrap.dedent(code).format(here=HERE)
-    told = []
+    runs = []
     for seed in ("1", "2"):
         env = {**os.environ, stored.VARIABLE: str(tmp_path), "PYTHONHASHSEED": seed}
         call = [sys.executable, "-c", script]
-        told.append(subprocess.run(call, env=env, capture_output=True, text=True, check=True))
-    first, second = (t.stdout.split(maxsplit=1) for t in told)
+        runs.append(subprocess.run(call, env=env, capture_output=True, text=True, check=True))
+    first, second = (t.stdout.split(maxsplit=1) for t in runs)
     assert (first[0], second[0]) == ("False", "True")
     assert first[1] == second[1]
 
@@ -119,13 +119,13 @@ def test_code_that_a_model_imports_belongs_to_the_name(tmp_path):
         "found = relprop.explain(M().eval(), torch.ones(1, 4), 0, method='gradient_x_input')\n"
         "print(found.facts['stored'], found.scores.tolist())\n"
     )
-    told = []
+    runs = []
     for stop in ("", ".detach()", ".detach()"):
         helper.write_text(f"def normed(x):\n    return x / x.norm(dim=-1, keepdim=True){stop}\n")
         env = {**os.environ, stored.VARIABLE: str(tmp_path / "graphs"), "PYTHONPATH": HERE}
         call = [sys.executable, str(script)]
-        told.append(subprocess.run(call, env=env, capture_output=True, text=True, check=True))
-    first, second, third = (t.stdout.split(maxsplit=1) for t in told)
+        runs.append(subprocess.run(call, env=env, capture_output=True, text=True, check=True))
+    first, second, third = (t.stdout.split(maxsplit=1) for t in runs)
     assert (first[0], second[0], third[0]) == ("False", "False", "True")
     assert first[1] != second[1] == third[1]
 
@@ -175,14 +175,14 @@ def test_a_tensor_that_is_no_buffer_belongs_to_the_name(folder, captures):
     assert len(captures) == 2
 
 
-@pytest.mark.parametrize("judged", [True, False])
-def test_a_graph_of_another_model_is_not_believed(folder, captures, judged):
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_graph_of_another_model_is_not_believed(folder, captures, verify):
     scores(made(Pooled))
     path = only(folder)
     other = scores(made(Doubled))
     theirs = next(p for p in folder.glob("*.safetensors") if p != path)
     path.replace(theirs)
-    found = scores(made(Doubled), verify=judged)
+    found = scores(made(Doubled), verify=verify)
     assert len(captures) == 3
     torch.testing.assert_close(found, other)
 

@@ -221,13 +221,13 @@ def test_warnings_and_logs_of_other_threads_are_heard(caplog, monkeypatch):
         logging.getLogger("torch.export").error("%s logs", who)
         logging.getLogger("torch.export").critical("%s calls", who)
 
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with unwarned(), unlogged():
             together(lambda: speak("another"))
             speak("this")
         speak("later")
-    assert [str(w.message) for w in heard] == ["another warns", "later warns"]
+    assert [str(w.message) for w in caught] == ["another warns", "later warns"]
     assert [r.getMessage() for r in caplog.records] == [
         *("another logs", "another calls", "this calls", "later logs", "later calls")
     ]

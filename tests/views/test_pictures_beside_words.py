@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 import relprop
 from relprop.demo.quadrant_model import quadrant_model, quadrant_processor
 from relprop.demo.quadrants import make_quadrants
-from relprop.views.beside import maps_of, strongest
 from relprop.views.heat import patches
+from relprop.views.token_maps import maps_of, strongest
 
 
 @pytest.fixture(scope="module")

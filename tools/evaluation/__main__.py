@@ -36,14 +36,14 @@ def main(
 ) -> None:
     """Methods × metrics: the papers' tables on the shipped models."""
 
-    def tell(line: str) -> None:
+    def log(line: str) -> None:
         typer.echo(line, err=json_output)
 
     found = measure_shipped(
-        out, samples=samples, only=only or (), tell=tell, resume=resume, batch_size=batch_size
+        out, samples=samples, only=only or (), log=log, resume=resume, batch_size=batch_size
     )
     command = f"python -m tools.evaluation --samples {samples}"
-    write_page(found, out, command, page_to_update=update, tell=tell)
+    write_page(found, out, command, page_to_update=update, log=log)
     if json_output:
         runs = {name: str(out / name) for name in found}
         typer.echo(json.dumps({"page": str(out / "evaluation.md"), "runs": runs}))

@@ -58,7 +58,7 @@ def measure_shipped(
     *,
     samples: int,
     only: Sequence[str] = (),
-    tell: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
     **running: Any,
 ) -> dict[str, Numbers]:
     """The numbers of the shipped tasks by name, each in a run folder in ``out``. ``only``: of these
@@ -69,7 +69,7 @@ def measure_shipped(
     for name, made in SHIPPED.items():
         if not only or name in only:
             found[name] = measure(*made(samples), out / name, **running)
-            tell(f"{name}: {out / name}")
+            log(f"{name}: {out / name}")
     return found
 
 
@@ -79,7 +79,7 @@ def write_page(
     command: str,
     *,
     page_to_update: Path | None = None,
-    tell: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> None:
     """``evaluation.md`` and its pictures in ``out``; the same tables and pictures put into
     ``page_to_update``, where it has places for them."""
@@ -87,6 +87,6 @@ def write_page(
     (out / "evaluation.md").write_text(page(parts, command), encoding="utf-8")
     pictures = draw(found, out)
     if page_to_update is not None:
-        tell(f"{page_to_update.name}: {', '.join(update(page_to_update, parts))}")
+        log(f"{page_to_update.name}: {', '.join(update(page_to_update, parts))}")
         draw(found, page_to_update.parent / "pictures")
-    tell("\n".join(str(path) for path in (out / "evaluation.md", *pictures)))
+    log("\n".join(str(path) for path in (out / "evaluation.md", *pictures)))

@@ -29,7 +29,7 @@ SKIPPED = 0.05
 def make(only: Only = "", jobs: Jobs = 2, out: Path = Path("build/reference/made")) -> None:
     """Measure the models and write the files. An interrupted run goes on where it stopped."""
     asked = chosen(only)
-    found = measured(asked, out, jobs=jobs, rounding=True, tell=typer.echo)
+    found = measured(asked, out, jobs=jobs, rounding=True, log=typer.echo)
     write(by_family(found, {n: s.family for n, s in asked.items()}))
     shutil.rmtree(out)
     typer.echo(f"{len(found)} models are kept")
@@ -45,7 +45,7 @@ def compare(
     """Measure the models and print what is otherwise; exit with 1 if anything is."""
     asked = chosen(only, sample)
     kept = entries(s.family for s in asked.values())
-    found = measured(asked, out, jobs=jobs, rounding=False, tell=typer.echo)
+    found = measured(asked, out, jobs=jobs, rounding=False, log=typer.echo)
     shutil.rmtree(out)
     skipped = [n for n in found if unlike(asked[n].family, found[n], kept.get(n, {}))]
     lines = [line for n in found if n not in skipped for line in _of(n, found[n], kept)]

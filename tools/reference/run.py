@@ -19,7 +19,7 @@ RECYCLE = 40
 
 
 def measured(
-    names: Iterable[str], out: Path, *, jobs: int, rounding: bool, tell: Callable[[str], None]
+    names: Iterable[str], out: Path, *, jobs: int, rounding: bool, log: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
     """The entries of the subjects, each kept in a file of ``out``."""
     wanted = list(names)
@@ -30,7 +30,7 @@ def measured(
     given = [(n, rounding, str(_path(out, n))) for n in todo]
     with context.Pool(jobs, initializer=_start, maxtasksperchild=RECYCLE) as pool:
         for done, (name, error) in enumerate(pool.imap_unordered(_measure, given), 1):
-            tell(f"[{done}/{len(todo)}] {name} {error}")
+            log(f"[{done}/{len(todo)}] {name} {error}")
             failed += [f"{name}: {error}"] if error else []
     if failed:
         raise RuntimeError("\n".join(["not measured:", *failed]))

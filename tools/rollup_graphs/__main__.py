@@ -22,7 +22,7 @@ from tools.rollup_graphs.recording import recorded
 
 def show(trial: Trial, found: Rows, wrong: str) -> None:
     """Print a recipe and both answers."""
-    print(f"{', '.join(trial.kinds)}\n{trial.recipe.said()}\n  {wrong or 'agrees'}")
+    print(f"{', '.join(trial.kinds)}\n{trial.recipe.described()}\n  {wrong or 'agrees'}")
     for name, rows in (("by hand", trial.rows), ("found", found)):
         for scores, identity in rows:
             print(f"  {name:8} identity {identity[0]} scores {scores[0]}")

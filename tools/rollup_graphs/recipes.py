@@ -125,7 +125,7 @@ class Recipe:
         """The live operations of one name."""
         return [i for i in self.live if self.nodes[i].op == op]
 
-    def said(self) -> str:
+    def described(self) -> str:
         """The recipe, an operation a line."""
         lines = list[str]()
         for i in self.live:

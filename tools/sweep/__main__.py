@@ -78,7 +78,7 @@ def main(
         exclusions=exclusions,
         fresh=fresh,
         gradient_alone=gradient_alone,
-        tell=lambda line: typer.echo(line, err=json_output),
+        log=lambda line: typer.echo(line, err=json_output),
     )
     if json_output:
         paths = {"report": "supported-models.json", "page": "supported-models.md"}

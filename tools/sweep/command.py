@@ -31,7 +31,7 @@ def sweep(
     exclusions: Path | None = None,
     fresh: bool = False,
     gradient_alone: bool = False,
-    tell: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> bool:
     """Examine the chosen subjects, write the report into ``out``; whether nothing of the report
     ``check`` got worse.
@@ -53,20 +53,20 @@ def sweep(
         jobs=jobs,
         timeout=timeout,
         gradient_alone=gradient_alone,
-        tell=tell,
+        log=log,
     )
     if gradient_alone:
         assert before is not None  # the command
         written = write_merged(before, read_records(results).values(), out)
-        tell(f"written: {', '.join(map(str, written))}")
+        log(f"written: {', '.join(map(str, written))}")
         return all(r.status != FAILED for r in records)
     written = write_report(records, skipped, out)
     results.unlink(missing_ok=True)  # only an interrupted sweep leaves results to go on from
-    tell(summary(records, len(skipped)))
-    tell(f"written: {', '.join(map(str, written))}")
+    log(summary(records, len(skipped)))
+    log(f"written: {', '.join(map(str, written))}")
     worse = regressions(records, before) if before is not None else []
     for line in worse:
-        tell(f"REGRESSION  {line}")
+        log(f"REGRESSION  {line}")
     return not worse
 
 

@@ -20,7 +20,7 @@ from relprop.errors import NoAttentionError, RoundingError, TargetError, first_l
 from relprop.explanation import Explanation
 from relprop.tracer.binding import bind, flatten_output
 from relprop.tracer.facts import is_batched
-from relprop.tracer.judge import difference
+from relprop.tracer.model_comparison import difference
 from relprop.tracer.program import Program
 from relprop.tracer.run import execute
 from relprop.tracer.surroundings import undisturbed

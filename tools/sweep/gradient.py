@@ -10,7 +10,7 @@ from relprop.errors import OptionError, first_line
 from relprop.explanation import Explanation
 from relprop.rules.attnlrp import attnlrp_lines
 from relprop.rules.presets import LIBRA_CONSTANTS, variant
-from relprop.tracer.judge import difference
+from relprop.tracer.model_comparison import difference
 from tools.sweep.record import Record
 
 #: AttnLRP and LibraGrad's model without a stabiliser, of which the gradient is no limit.

@@ -28,7 +28,7 @@ def run(
     jobs: int = 1,
     timeout: float = 300,
     gradient_alone: bool = False,
-    tell: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> list[Record]:
     """Examine ``subjects``, skipping those that ``results`` (JSON lines) has already; returns the
     records of all, in the subjects' order."""
@@ -36,7 +36,7 @@ def run(
     done = read_records(results)
     todo = [s for s in wanted if s.name not in done]
     if len(todo) < len(wanted):
-        tell(f"{len(wanted) - len(todo)} of {len(wanted)} are in {results.name} already")
+        log(f"{len(wanted) - len(todo)} of {len(wanted)} are in {results.name} already")
     began, finished = time.monotonic(), 0
     results.parent.mkdir(parents=True, exist_ok=True)
     with results.open("a") as sink:
@@ -47,7 +47,7 @@ def run(
             finished += 1
             left = (time.monotonic() - began) / finished * (len(todo) - finished)
             verdict = record.status if record.status != FAILED else f"FAILED: {record.cause[:120]}"
-            tell(
+            log(
                 f"[{finished}/{len(todo)}, {left / 60:.0f} min left] {record.name}  "
                 f"{record.seconds:.1f} s  {verdict}"
             )

@@ -21,11 +21,11 @@ from torch import Tensor, fx
 from relprop.operations import Args, Kind, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import drop_unused
-from relprop.tracer.passes.attention.disguised import raise_disguised_attention
+from relprop.tracer.passes.attention.by_probing import raise_attention_by_probing
 from relprop.tracer.passes.attention.rotations import join_rotations
 from relprop.tracer.passes.functions.affine import raise_affine
+from relprop.tracer.passes.functions.by_probing import raise_functions_by_probing
 from relprop.tracer.passes.functions.channels import raise_channels
-from relprop.tracer.passes.functions.disguised import raise_disguised_functions
 from relprop.tracer.passes.functions.elements import raise_functions
 from relprop.tracer.passes.functions.rows import raise_rows
 from relprop.tracer.passes.lanes.groups import join_groups
@@ -54,15 +54,15 @@ from relprop.tracer.passes.spelling.complex import make_real
 from relprop.tracer.passes.spelling.respell import respell
 from relprop.tracer.passes.sums.between import raise_between
 from relprop.tracer.passes.sums.biases import join_biases
+from relprop.tracer.passes.sums.by_probing import raise_sums_by_probing
 from relprop.tracer.passes.sums.chosen import raise_choices
-from relprop.tracer.passes.sums.disguised import raise_disguised_sums
 from relprop.tracer.passes.sums.multiples import join_multiples
 from relprop.tracer.passes.sums.padded import add_to_all
 from relprop.tracer.passes.sums.runs import join_sums
 from relprop.tracer.passes.sums.weighed import part_layers
+from relprop.tracer.passes.writes.distinct import write_distinct
 from relprop.tracer.passes.writes.inplace import functionalise
 from relprop.tracer.passes.writes.nothing import drop_nothing
-from relprop.tracer.passes.writes.once import write_once
 from relprop.tracer.passes.writes.weighed import weigh_rows
 
 Needs = Literal["nothing", "constants", "places"]
@@ -98,11 +98,11 @@ PASSES = (
     Pass(drop_checks, "they carry no values"),
     Pass(functionalise, "from here on every value has one node", "constants"),
     Pass(drop_nothing, "a tensor without elements is nobody's operand", "constants"),
-    Pass(write_once, "what is brought to places of its own is written there", "constants"),
+    Pass(write_distinct, "what is brought to places of its own is written there", "constants"),
     Pass(respell, "one operator for each operation", "constants"),
     Pass(make_real, "relevance travels along real numbers", "constants"),
     Pass(respell, "their real parts have operators of their own", "constants", make_real),
-    Pass(raise_disguised_sums, "c·x + d·y while its pieces still lie together", "constants"),
+    Pass(raise_sums_by_probing, "c·x + d·y while its pieces still lie together", "constants"),
     SIMPLIFIED,
     SAME,
     Pass(add_to_all, "what some positions get is a term of all"),
@@ -114,7 +114,7 @@ PASSES = (
     Pass(scale_operands, "vectors are scaled before they meet"),
     SIMPLIFIED,
     SAME,
-    Pass(raise_disguised_functions, "functions of one tensor, by their numbers", "constants"),
+    Pass(raise_functions_by_probing, "functions of one tensor, by their numbers", "constants"),
     Pass(raise_rows, "softmax and norms that are written out", "constants"),
     SIMPLIFIED,
     Pass(join_multiples, "x + x⊙w is one scaled tensor"),
@@ -128,7 +128,7 @@ PASSES = (
     Pass(pick_tokens, "a mask that is true once picks a token", "places"),
     Pass(look_up_as_given, "scores are those of the ids' own positions", "constants"),
     Pass(sink_orders, "positions stand in the order they are given in", "constants"),
-    Pass(raise_disguised_attention, "attention in parts, by its numbers", "constants"),
+    Pass(raise_attention_by_probing, "attention in parts, by its numbers", "constants"),
     SIMPLIFIED,
     Pass(weigh_rows, "experts' tokens with their shares are one product", "constants"),
     Pass(join_split_inputs, "a layer that was cut by its inputs is one", "constants"),

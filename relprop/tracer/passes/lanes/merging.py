@@ -29,7 +29,7 @@ from relprop.tracer.labels import Labels
 from relprop.tracer.passes.lanes.alike import Apart, undo
 from relprop.tracer.passes.lanes.lifted import Known, lifted
 from relprop.tracer.passes.lanes.longer import longer
-from relprop.tracer.passes.lanes.worth import WORTH, is_worth
+from relprop.tracer.passes.lanes.should_merge import WORTH_MERGING, should_merge
 from relprop.tracer.passes.products.splits import joined_linear
 from relprop.tracer.passes.sums.terms import join_terms
 
@@ -49,7 +49,7 @@ def merge_lanes(graph: fx.Graph, constants: Constants | None = None) -> None:
 def _merged(node: fx.Node, known: Known, labels: Labels) -> fx.Node | None:
     """The lanes at a ``cat`` as one; ``known``: those that are one already."""
     parts = tuple(joined(node))
-    if len(parts) < 2 or any(not is_live(p) for p in parts) or not is_worth(parts):
+    if len(parts) < 2 or any(not is_live(p) for p in parts) or not should_merge(parts):
         return None
     for attempt in (longer, partial(lifted, known=known)):
         mark = node.prev
@@ -92,7 +92,7 @@ def _made_by(node: fx.Node) -> tuple[Hashable, ...]:
     while node.args and isinstance(arguments(node)[0], fx.Node):
         node = operand(node)
         way.append((node.op, kind(node)))
-        if kind(node) in WORTH:
+        if kind(node) in WORTH_MERGING:
             break
     return tuple(way)
 

@@ -21,7 +21,7 @@ from relprop.tracer.editing import (
 from relprop.tracer.labels import Labels
 from relprop.tracer.passes.lanes.alike import Apart, Lanes, undo
 from relprop.tracer.passes.lanes.lifted import on_an_axis
-from relprop.tracer.passes.lanes.worth import is_worth, multiplies
+from relprop.tracer.passes.lanes.should_merge import multiplies, should_merge
 from relprop.tracer.passes.products.letters import letters_of
 from relprop.tracer.passes.products.operators import product_of
 from relprop.tracer.passes.sums.terms import added, is_top, terms_of
@@ -43,7 +43,7 @@ def merge_weighted(graph: fx.Graph, constants: Constants) -> None:
 
 def _weighted(at: fx.Node, parts: Lanes, labels: Labels) -> fx.Node | None:
     """The sum of products as one product; ``None`` where they are not lanes of one computation."""
-    if not is_worth(parts):
+    if not should_merge(parts):
         return None
     mark = at.prev
     try:

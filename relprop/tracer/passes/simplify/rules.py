@@ -21,7 +21,6 @@ from relprop.tracer.editing import (
     shape_of,
     swap,
 )
-from relprop.tracer.passes.simplify.cuts import simpler_select, simpler_slice
 from relprop.tracer.passes.simplify.joins import chosen_runs, simpler_cat, simpler_index
 from relprop.tracer.passes.simplify.layouts import put_together
 from relprop.tracer.passes.simplify.matrices import simpler_matrix
@@ -40,6 +39,7 @@ from relprop.tracer.passes.simplify.shapes import (
     simpler_reshape,
 )
 from relprop.tracer.passes.simplify.shifts import unshifted_softmax
+from relprop.tracer.passes.simplify.slices import simpler_select, simpler_slice
 from relprop.tracer.passes.simplify.totals import simpler_total
 from relprop.tracer.passes.simplify.windows import windows
 from relprop.tracer.passes.writes.runs import put_in_runs

@@ -25,8 +25,8 @@ from relprop.tracer.editing import (
     shape_of,
     val,
 )
-from relprop.tracer.passes.spelling.cuts import as_pieces, as_select, as_slice
 from relprop.tracer.passes.spelling.picking import as_gather, as_index
+from relprop.tracer.passes.spelling.slices import as_pieces, as_select, as_slice
 
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 

@@ -13,7 +13,7 @@ from relprop.operations import Kind, Operator, is_inplace, kind, operand, out_of
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import arguments, aten, emit, is_tensor, shape_of, val
 from relprop.tracer.facts import facts_of, know, refusal
-from relprop.tracer.passes.spelling.cuts import piece
+from relprop.tracer.passes.spelling.slices import piece
 from relprop.tracer.passes.spelling.views import is_view
 from relprop.tracer.passes.writes.places import put_back
 

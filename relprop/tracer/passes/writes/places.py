@@ -22,7 +22,7 @@ from relprop.tracer.editing import (
     val,
 )
 from relprop.tracer.facts import refusal
-from relprop.tracer.passes.spelling.cuts import extent
+from relprop.tracer.passes.spelling.slices import extent
 from relprop.tracer.passes.spelling.views import order_of
 
 

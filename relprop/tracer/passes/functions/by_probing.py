@@ -51,7 +51,7 @@ _CURVED = frozenset(
 )
 
 
-def raise_disguised_functions(graph: fx.Graph, constants: Constants) -> None:
+def raise_functions_by_probing(graph: fx.Graph, constants: Constants) -> None:
     """Functions of one tensor: norms, softmax, activations, pools."""
     flow = flow_of(graph)
     links = Links(flow, constants)

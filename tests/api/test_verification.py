@@ -1,4 +1,4 @@
-"""The model is the judge: at every call its own forward is compared with what was explained, and
+"""The model verifies: at every call its own forward is compared with what was explained, and
 what changed unseen, what Python reads and what belongs to all samples comes out right or is
 refused by its name."""
 
@@ -148,8 +148,8 @@ def test_without_it_the_captured_graph_is_trusted():
     after = relprop.explain(model, x, 1, verify=False)
     assert torch.equal(before.output, after.output)
     assert after.facts["compared"] == "not compared with the model: verify=False"
-    told = relprop.explain(model, x, 1).facts["compared"]
-    assert told.startswith("equal to the model's own output for the batch; gradients equal")
+    fact = relprop.explain(model, x, 1).facts["compared"]
+    assert fact.startswith("equal to the model's own output for the batch; gradients equal")
 
 
 def through_tolist(m, x):
@@ -203,7 +203,7 @@ READS = [
 def test_values_that_python_reads_hold_for_their_own_sample(read):
     model, x = Written(read), sample()[:2]
     program = relprop.trace(model, x)
-    assert program.input_specialised and "test_judging.py" in program.decisions[0]
+    assert program.input_specialised and "test_verification.py" in program.decisions[0]
     for given, verify in ((x, True), (2 * x.flip(0) - 0.1, False)):
         e = relprop.explain(model, given, 1, method="rollout", verify=verify)
         assert closeness(e.output, alone(model, given)) <= 1e-12
@@ -409,7 +409,7 @@ def test_a_part_under_no_grad_is_followed_and_said():
         return m.inner(x)
 
     said = relprop.explain(Written(cut), sample(), 1).facts["compared"]
-    assert "no_grad at test_judging.py" in said and "differentiated, too" in said
+    assert "no_grad at test_verification.py" in said and "differentiated, too" in said
 
 
 def test_under_inference_mode_there_are_no_gradients_to_compare():

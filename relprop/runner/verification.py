@@ -1,4 +1,4 @@
-"""One call before its judge: the user's own model runs on the whole batch, and what a program
+"""The verification of one call: the user's own model runs on the whole batch, and what a program
 computed for the same samples must be what it returns."""
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ from relprop.tracer.binding import Inputs, refuse_unlike
 from relprop.tracer.calls import Values
 from relprop.tracer.draws import numbers_of
 from relprop.tracer.facts import is_batched
-from relprop.tracer.judge import (
+from relprop.tracer.lengths import sizes_of
+from relprop.tracer.model_comparison import (
     KEEP_STEADY,
     UNSTEADY,
     Expected,
@@ -58,7 +59,6 @@ from relprop.tracer.judge import (
     rounding_decides,
     unsteady,
 )
-from relprop.tracer.lengths import sizes_of
 from relprop.tracer.program import Program
 from relprop.tracer.readout import Cuts, Head, taken, whole_cut
 from relprop.tracer.run import execute
@@ -68,8 +68,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Heard:
-    """What is compared: the samples of ``part``, which begins at ``first`` in what was heard, at
+class Reference:
+    """What is compared: the samples of ``part``, which begins at ``first`` of the whole batch, at
     the places of ``cuts`` of some outputs, of which the model has ``expected`` that."""
 
     part: Inputs
@@ -78,7 +78,7 @@ class Heard:
     expected: Mapping[str, Expected]
 
     @property
-    def few(self) -> Cuts:
+    def partial(self) -> Cuts:
         """The outputs of which not all is compared."""
         return {n: c for n, c in self.cuts.items() if any(places is not None for places in c)}
 
@@ -104,7 +104,7 @@ class _Shared(Exception):
         self.names = names
 
 
-class Judge:
+class Verifier:
     """The model's own outputs for some samples, to compare with."""
 
     def __init__(self, model: nn.Module, verify: bool) -> None:
@@ -113,22 +113,22 @@ class Judge:
         self._outputs = list[Tensor]()
         self._heads: Sequence[Head] = ()
         self._kept: Cuts = {}
-        self._said: dict[str, str] = {}
-        self.to_tell: list[RelpropWarning] = []
+        self._outcomes: dict[str, str] = {}
+        self.notices: list[RelpropWarning] = []
         #: What the model returned already within this call, and of which sample each; ``None``
         #: where programs are to be compared with the model before they are used.
         self.returned: list[tuple[Inputs, list[Tensor]]] | None = [] if verify else None
 
     @property
-    def said(self) -> str:
+    def outcome(self) -> str:
         """What came of all comparisons."""
-        return "; ".join(self._said.values())
+        return "; ".join(self._outcomes.values())
 
-    def _say(self, text: str) -> None:
+    def _add_outcome(self, text: str) -> None:
         """The same of several samples is said once, of the first."""
-        self._said.setdefault(text.split(":")[0], text)
+        self._outcomes.setdefault(text.split(":")[0], text)
 
-    def hear(self, inputs: Inputs, heads: Sequence[Head] = ()) -> None:
+    def run_model(self, inputs: Inputs, heads: Sequence[Head] = ()) -> None:
         """Run the model on these samples, its ``heads`` where they are read alone if it can be run
         so. Raises ``InputError`` if it fails on them."""
         if not self.verify:
@@ -154,120 +154,120 @@ class Judge:
             refuse_unlike(inputs)
             raise
 
-    def heard(
+    def reference(
         self,
         program: Program,
         part: Inputs,
         nodes: Sequence[fx.Node],
         first: int = 0,
         cuts: Cuts | None = None,
-    ) -> Heard:
-        """What is to be compared of some samples, which are those from ``first`` on of what was
-        heard, at some outputs: all of these, or the places of ``cuts``. With the last of the
+    ) -> Reference:
+        """What is to be compared of some samples, which are those from ``first`` on of what the
+        model ran on, at some outputs: all of these, or the places of ``cuts``. With the last of the
         samples the model's outputs are let go but for that."""
         places = {n: whole_cut(n) for n in nodes} | dict(cuts or {})
         if self._inputs is None:
-            return Heard(part, first, places, {})
+            return Reference(part, first, places, {})
         last, whole = first + part.batch, self._inputs.batch
-        if not self._outputs:  # let go, and heard once more: there was no memory
-            self.hear(self._inputs, self._heads)
+        if not self._outputs:  # let go, and run once more: there was no memory
+            self.run_model(self._inputs, self._heads)
         some = slice(first, last)
         found = expected(program, self._outputs, places, some, whole, self._kept)
         if last == whole:
             self._outputs = []
-        return Heard(part, first, places, found)
+        return Reference(part, first, places, found)
 
     def compare(
-        self, session: Session, heard: Heard, made: Mapping[fx.Node, Made]
+        self, session: Session, ref: Reference, made: Mapping[fx.Node, Made]
     ) -> Callable[[], None]:
-        """Compare what was ``made`` of the model's outputs with what was heard. Gives a function
+        """Compare what was ``made`` of the model's outputs with the reference. Gives a function
         that compares their gradients, once per program."""
-        self._say(said := self._found(session, heard, heard.parts(made)))
-        if said == ROUNDED:
+        self._add_outcome(outcome := self._found(session, ref, ref.parts(made)))
+        if outcome == ROUNDED:
             return lambda: None
-        return lambda: self._differentiate(session, heard)
+        return lambda: self._differentiate(session, ref)
 
-    def leave_gradients(self, why: str) -> None:
+    def skip_gradients(self, why: str) -> None:
         """Say that they are not compared."""
         if self.verify:
-            self._say(f"gradients not compared: {why}")
+            self._add_outcome(f"gradients not compared: {why}")
 
-    def _differentiate(self, session: Session, heard: Heard) -> None:
+    def _differentiate(self, session: Session, ref: Reference) -> None:
         """Refuse a program whose gradients are not those of autograd through the model."""
         if not self.verify:
             return
         with doing("comparing its gradients with the model's (once)"):
-            found = slopes_of(session, heard.part, tuple(heard.cuts))
+            found = slopes_of(session, ref.part, tuple(ref.cuts))
         if found.skipped:
-            self._say(f"gradients not compared: {found.skipped}")
+            self._add_outcome(f"gradients not compared: {found.skipped}")
         elif not found.error:
             followed = [c for c in found.cuts if c.startswith("no_grad")]
             more = f", {'; '.join(followed)} differentiated, too" if followed else ""
             other = "" if found.sizes == sizes_of(session.program) else " for other lengths"
-            self._say(f"gradients equal to autograd's{other}{more}")
+            self._add_outcome(f"gradients equal to autograd's{other}{more}")
         elif session.program.stored:
             raise _Stale(CaptureError(other_gradients(found)))
         else:
             raise CaptureError(other_gradients(found))
 
-    def _found(self, session: Session, heard: Heard, values: Values) -> str:
+    def _found(self, session: Session, ref: Reference, values: Values) -> str:
         """What came of comparing values: a sentence, or a refusal."""
         if self._inputs is None:
             return "not compared with the model: verify=False"
         program = session.program
-        found = self._gaps(program, heard, values)
+        found = self._gaps(program, ref, values)
         if found and self._kept:  # or the head is not what it looks like
-            self.hear(self._inputs)
-            heard = self.heard(program, heard.part, (), heard.first, heard.cuts)
-            found = self._gaps(program, heard, values)
+            self.run_model(self._inputs)
+            ref = self.reference(program, ref.part, (), ref.first, ref.cuts)
+            found = self._gaps(program, ref, values)
         if found and program.dtype is not None:  # another precision may round, or pick, otherwise
             program = replace(program, dtype=None)
-            values = heard.parts(execute(program, self.model, heard.part, heard.cuts))
-            found = self._gaps(program, heard, values)
+            values = ref.parts(execute(program, self.model, ref.part, ref.cuts))
+            found = self._gaps(program, ref, values)
         ends = dict(zip(program.outputs.names, program.output_nodes, strict=True))
         found = [
             g
             for g in found
-            if not is_noise(values[ends[g.output]], heard.expected[g.output].rows)
-            or not unmoved_output(program, self.model, heard.part, ends[g.output])
+            if not is_noise(values[ends[g.output]], ref.expected[g.output].rows)
+            or not unmoved_output(program, self.model, ref.part, ends[g.output])
         ]
         if not found:
-            return "equal to the model's own output for the batch" + about_shared(heard.part)
+            return "equal to the model's own output for the batch" + about_shared(ref.part)
         for i in sorted({i for gap in found for i in gap.samples}):
             try:
-                self._compare_alone(program, heard, i, values)
+                self._compare_alone(program, ref, i, values)
             except RoundingError:
                 if session.program.dtype is not torch.float64:
                     raise
                 return ROUNDED
         if program.draws:
-            self._tell_draws(session, heard, values)
+            self._note_draws(session, ref, values)
             return "equal to the model's own output for each sample alone, for the same draws"
-        return self._of_a_batch(session, heard, max(found, key=lambda gap: gap.error))
+        return self._of_a_batch(session, ref, max(found, key=lambda gap: gap.error))
 
-    def _tell_draws(self, session: Session, heard: Heard, values: Values) -> None:
+    def _note_draws(self, session: Session, ref: Reference, values: Values) -> None:
         """Say of a model that draws that its output is another for other draws, if it is."""
-        program, one = session.program, heard.part.select(0, 1)
-        mine = {n: values[n][:1] if is_batched(n) else values[n] for n in heard.cuts}
-        key = ("draws", frozenset(heard.cuts))
-        found = session.kept(key, lambda: other_draws(program, self.model, one, mine, heard.cuts))
+        program, one = session.program, ref.part.select(0, 1)
+        mine = {n: values[n][:1] if is_batched(n) else values[n] for n in ref.cuts}
+        key = ("draws", frozenset(ref.cuts))
+        found = session.kept(key, lambda: other_draws(program, self.model, one, mine, ref.cuts))
         if found and (is_strict() or program.memo.first_time(key)):
             fact = (
                 f"the model draws by chance in eval mode, and another draw changes its "
-                f"{found.output!r} of sample {heard.first} by {found.error:.1e} of its largest "
+                f"{found.output!r} of sample {ref.first} by {found.error:.1e} of its largest "
                 "value: one draw is explained"
             )
-            self.to_tell.append(ChanceWarning(fact, at=program.draws[0], then=DRAW_ALIKE))
+            self.notices.append(ChanceWarning(fact, at=program.draws[0], then=DRAW_ALIKE))
 
-    def _gaps(self, program: Program, heard: Heard, values: Values) -> list[Gap]:
-        """Where values differ from what was heard: of a model that draws, everywhere."""
+    def _gaps(self, program: Program, ref: Reference, values: Values) -> list[Gap]:
+        """Where values differ from the reference: of a model that draws, everywhere."""
         if program.draws:
-            return [Gap(program.outputs.names[0], tuple(range(heard.part.batch)), float("inf"))]
-        return gaps(program, values, heard.expected, heard.part.batch)
+            return [Gap(program.outputs.names[0], tuple(range(ref.part.batch)), float("inf"))]
+        return gaps(program, values, ref.expected, ref.part.batch)
 
-    def _of_a_batch(self, session: Session, heard: Heard, worst: Gap) -> str:
+    def _of_a_batch(self, session: Session, ref: Reference, worst: Gap) -> str:
         """What a model that equals its program for each sample alone does with a batch."""
-        sample = heard.first + worst.samples[0]
+        sample = ref.first + worst.samples[0]
         if other := self.other_reading(sample):
             raise _Shared(other)
         if worst.error == float("inf"):
@@ -275,22 +275,22 @@ class Judge:
                 "equal to the model's own output for each sample alone: for a batch, "
                 f"{worst.output!r} has no row per sample"
             )
-        said = (
+        fact = (
             f"the model mixes the samples of a batch: its {worst.output!r} of sample "
             f"{sample} is off by {worst.error:.1e} of the largest value from "
             "what it returns for that sample alone, which is what is explained"
         )
         if is_strict() or session.program.memo.first_time("the model mixes samples"):
-            self.to_tell.append(MixedSamplesWarning(said))
-        return said
+            self.notices.append(MixedSamplesWarning(fact))
+        return fact
 
-    def _compare_alone(self, program: Program, heard: Heard, i: int, values: Values) -> None:
+    def _compare_alone(self, program: Program, ref: Reference, i: int, values: Values) -> None:
         """Compare one sample with the model's output for it alone."""
-        one = heard.part.select(i, i + 1)
+        one = ref.part.select(i, i + 1)
         draws = numbers_of(program.constants)
         theirs = model_outputs(self.model, one, draws)
-        mine = {n: values[n][i : i + 1] if is_batched(n) else values[n] for n in heard.cuts}
-        found = gaps(program, mine, expected(program, theirs, heard.cuts), 1)
+        mine = {n: values[n][i : i + 1] if is_batched(n) else values[n] for n in ref.cuts}
+        found = gaps(program, mine, expected(program, theirs, ref.cuts), 1)
         if not found:
             return
         fact = (
@@ -299,7 +299,7 @@ class Judge:
         )
         if unsteady(self.model, one, theirs, draws):
             raise _Stale(CaptureError(f"{fact}; {UNSTEADY}", then=KEEP_STEADY))
-        if rounding_decides(program, self.model, one, mine, heard.cuts):
+        if rounding_decides(program, self.model, one, mine, ref.cuts):
             raise RoundingError(f"{fact}; {PICKED_BY_ROUNDING}", then=[EXACT_NUMBERS])
         why, then = (UNSEEN, INSTEAD) if i else (CHANGED, REPORT)
         raise _Stale(CaptureError(f"{fact}; {why}", then=then))
@@ -327,16 +327,18 @@ class Judge:
         return ()
 
 
-def judged(model: nn.Module, inputs: Inputs, verify: bool, call: Callable[[Inputs, Judge], T]) -> T:
-    """What ``call`` gives for the inputs and a judge, which may refuse it: then once more with the
-    model captured anew, or with inputs that belong to all samples."""
+def verified(
+    model: nn.Module, inputs: Inputs, verify: bool, call: Callable[[Inputs, Verifier], T]
+) -> T:
+    """What ``call`` gives for the inputs and a verifier, which may refuse it: then once more with
+    the model captured anew, or with inputs that belong to all samples."""
     if not verify:
         refuse_unlike(inputs)
-    judge, anew = Judge(model, verify), False
+    verifier, anew = Verifier(model, verify), False
     while True:
         try:
-            done = call(inputs, judge)
-            for notice in judge.to_tell:
+            done = call(inputs, verifier)
+            for notice in verifier.notices:
                 warn(notice)
             return done
         except _Shared as other:
@@ -345,9 +347,9 @@ def judged(model: nn.Module, inputs: Inputs, verify: bool, call: Callable[[Input
             if anew:
                 raise stale.reason from None
             forget(model)
-            judge.returned, anew = None, True
+            verifier.returned, anew = None, True
         except InputError:
-            if not (names := judge.other_reading()):
+            if not (names := verifier.other_reading()):
                 raise
             inputs = inputs.sharing(names)
 
@@ -358,10 +360,10 @@ def read_rightly(model: nn.Module, inputs: Inputs, call: Callable[[Inputs], T]) 
     try:
         return call(inputs)
     except (CaptureError, InputError):
-        judge = Judge(model, verify=True)
+        verifier = Verifier(model, verify=True)
         if inputs.could_be_shared:
-            judge.hear(inputs)
-        if not (names := judge.other_reading()):
+            verifier.run_model(inputs)
+        if not (names := verifier.other_reading()):
             raise
         return call(inputs.sharing(names))
 
@@ -376,7 +378,7 @@ def slopes_of(session: Session, part: Inputs, nodes: tuple[fx.Node, ...]) -> Slo
     for samples in range(2, min(part.batch, 2) - 1, -1):
         for memo in (program.kin, program.memo):
             if (*key, samples) in memo:
-                return memo.once((*key, samples), lambda: Slopes())
+                return memo.cache((*key, samples), lambda: Slopes())
     found = slopes(program, session.model, part, nodes)
     own = found.error or found.skipped or found.functions or found.hooked
-    return (program.memo if own else program.kin).once((*key, samples), lambda: found)
+    return (program.memo if own else program.kin).cache((*key, samples), lambda: found)

@@ -1,4 +1,4 @@
-"""The model is the judge: its own forward, run as its user would run it, against what a program
+"""The model itself, run as its user would run it, and its outputs against what a program
 computed for the same samples."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from relprop.tracer.modules import named_modules
 from relprop.tracer.program import OutputTree, Program, is_floating
 from relprop.tracer.readout import Cut, Cuts, Head, sizes, taken, whole_cut, within
 from relprop.tracer.run import execute
-from relprop.tracer.shadow import beside_others
+from relprop.tracer.shadow import thread_safe
 from relprop.tracer.side_effects import taken_back
 from relprop.tracer.surroundings import as_python, other_chance, undisturbed
 from relprop.tracer.undoing import undone
@@ -42,7 +42,7 @@ def tolerance(program: Program, dtype: torch.dtype) -> float:
     for whole numbers."""
     if not (dtype.is_floating_point or dtype.is_complex):
         return 0.0
-    written = program.memo.once("coarsest", lambda: _coarsest(program.graph))
+    written = program.memo.cache("coarsest", lambda: _coarsest(program.graph))
     own = torch.finfo(program.dtype).eps if program.dtype is not None else 0.0
     return _allowed(max(written, torch.finfo(dtype).eps, own))
 
@@ -103,7 +103,7 @@ def model_run(
     """The tensors that the model itself returns, in eval mode, without gradients, and how they are
     put together; what running it changes is taken back, or seen by nobody (other threads may call
     the model meanwhile). ``draws``: the numbers that it draws, by which draw they are."""
-    run = beside_others(model)
+    run = thread_safe(model)
     if run is not model:
         with contextlib.suppress(InputError):  # a model that no shadow runs for
             return _outputs(run, inputs, draws)
@@ -116,7 +116,7 @@ def outputs_of_few(
     """The tensors that the model itself returns, its ``heads`` run on the positions that are read
     alone, and the outputs that were made so, with what there is of them. Raises ``InputError``
     where that is no way to run it."""
-    run = beside_others(model)
+    run = thread_safe(model)
     there = dict(named_modules(run))
     hooks = [_GiveFew(head) for head in heads if head.path in there]
     with undone() as steps:
@@ -134,7 +134,7 @@ def watched_run(
 ) -> None:
     """Run the model as ``model_run`` does, and show ``see`` what each of its modules returns, by
     the module's name, whenever it is called."""
-    run = beside_others(model)
+    run = thread_safe(model)
     with undone() as steps:
         for path, module in named_modules(run):
             if path and not isinstance(module, torch.jit.ScriptModule):
@@ -238,15 +238,15 @@ def expected(
 
 
 def gaps(
-    program: Program, values: Mapping[fx.Node, Value], heard: Mapping[str, Expected], batch: int
+    program: Program, values: Mapping[fx.Node, Value], wanted: Mapping[str, Expected], batch: int
 ) -> list[Gap]:
-    """The outputs that were ``heard`` whose ``values``, of a ``batch`` of samples and of the same
+    """The outputs that are ``wanted`` whose ``values``, of a ``batch`` of samples and of the same
     places, are not what the model returned."""
     found = []
     for name, node in zip(program.outputs.names, program.output_nodes, strict=True):
-        if name not in heard:
+        if name not in wanted:
             continue
-        mine, theirs, scale = values[node].detach(), heard[name].rows, heard[name].largest
+        mine, theirs, scale = values[node].detach(), wanted[name].rows, wanted[name].largest
         mine = mine if is_batched(node) else mine.expand(batch, *mine.shape)
         if theirs is None:
             found.append(Gap(name, tuple(range(batch)), float("inf")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, fx
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Placed:
+class PositionScores:
     """The position terms of a ``plan``, and at which positions of each input, by name, the elements
     of the sums and products are that they enter: in two places those of attention's scores."""
 
@@ -32,7 +32,7 @@ class Placed:
     places: Mapping[fx.Node, Sequence[Mapping[str, Places]]]
 
     @classmethod
-    def of(cls, session: Session, plan: Plan | None, leaves: Mapping[str, fx.Node]) -> Placed:
+    def of(cls, session: Session, plan: Plan | None, leaves: Mapping[str, fx.Node]) -> Self:
         """Those of a relevance pass. Raises ``OptionError`` where there are none."""
         if plan is None or not plan.positions:
             raise _none()

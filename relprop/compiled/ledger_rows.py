@@ -17,7 +17,7 @@ Row = tuple[str, str, str, str, tuple[str, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Books:
+class LedgerRows:
     """What is in each row of the tensor that a ledger is written as. ``started``: the type that the
     relevance at the target had."""
 
@@ -26,7 +26,7 @@ class Books:
     started: torch.dtype
 
     @classmethod
-    def of(cls, ledger: Ledger) -> tuple[Books, Tensor]:
+    def of(cls, ledger: Ledger) -> tuple[LedgerRows, Tensor]:
         """A ledger's, and its amounts, (amounts, batch)."""
         rows = tuple((*a.key, tuple(a.absorbed), tuple(a.lost)) for a in ledger.accounts)
         amounts = [t for a in ledger.accounts for t in _amounts(a)]

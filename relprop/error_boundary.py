@@ -1,5 +1,5 @@
-"""The door: what nobody foresaw leaves a public function as one ``RelpropError``, which says what
-happened, where, and what to do, with its cause behind it.
+"""The error boundary: what nobody foresaw leaves a public function as one ``RelpropError``,
+which says what happened, where, and what to do, with its cause behind it.
 
 What is wrong with a call is said where it is looked at. This is for the rest: it changes no error
 that is meant, and only the outermost public function answers, so that what relprop calls itself
@@ -48,7 +48,7 @@ _inside: ContextVar[bool] = ContextVar("inside", default=False)
 
 
 def guarded(thing: Thing) -> Thing:
-    """A public function, or a class with its public methods and properties, at the door."""
+    """A public function, or a class with its public methods and properties, at the boundary."""
     if not inspect.isclass(thing):
         return _guarded_function(thing, thing.__name__)
     for name, value in list(vars(thing).items()):
@@ -69,10 +69,10 @@ def _guarded_function(function: Any, name: str) -> Any:
     takes_strict, reads = "strict" in options_of, "processor" in options_of
 
     @wraps(function)
-    def door(*args: Any, **options: Any) -> Any:
+    def wrapper(*args: Any, **options: Any) -> Any:
         if takes_strict and _is_wanted(options.pop("strict", False)):
             with strictly():
-                return door(*args, **options)
+                return wrapper(*args, **options)
         if reads and "tokenizer" in options and "tokenizer" not in options_of:
             options = _with_processor(options)
         if _inside.get():
@@ -93,7 +93,7 @@ def _guarded_function(function: Any, name: str) -> Any:
                 random.setstate(drawn)
 
     @wraps(function)
-    def numbered(*args: Any, **options: Any) -> Iterator[Any]:
+    def generator(*args: Any, **options: Any) -> Iterator[Any]:
         try:
             yield from function(*args, **options)
         except (RelpropError, Warning):
@@ -101,12 +101,12 @@ def _guarded_function(function: Any, name: str) -> Any:
         except Exception as error:
             raise answered(error, name, function) from error
 
-    return numbered if inspect.isgeneratorfunction(function) else door
+    return generator if inspect.isgeneratorfunction(function) else wrapper
 
 
 def _modes() -> tuple[bool, int]:
     """Whether PyTorch keeps gradients, and how many of its transforms are around. What is behind
-    the door imports it; what only names the errors (the command line's help) does not."""
+    the boundary imports it; what only names the errors (the command line's help) does not."""
     import torch
 
     return torch.is_grad_enabled(), torch._C._functorch.get_dynamic_layer_stack_depth()
@@ -164,19 +164,19 @@ def answered(error: Exception, name: str, function: Any = None) -> RelpropError:
     frames = traceback.extract_tb(error.__traceback__)
     if function is not None and isinstance(error, TypeError) and len(frames) < 2:
         return _of_a_call(error, name, function)
-    said = type(error).__name__ + (f": {first_line(error)}" if str(error).strip() else "")
+    reason = type(error).__name__ + (f": {first_line(error)}" if str(error).strip() else "")
     mine = [i for i, frame in enumerate(frames) if frame.filename.startswith(HERE)]
     yours = [f for f in frames[mine[-1] + 1 if mine else 0 :] if _is_yours(f.filename)]
     if yours:
         last = yours[-1]
         return UnforeseenError(
-            f"{name}: code of yours raised {said}",
+            f"{name}: code of yours raised {reason}",
             at=f"{last.name}, {last.filename}:{last.lineno}",
             then=["mend it there; the traceback says how it was called"],
         )
     place = frames[mine[-1]] if mine else frames[-1]
     return UnforeseenError(
-        f"{name} met what it did not foresee: {said}",
+        f"{name} met what it did not foresee: {reason}",
         at=f"{place.filename.replace(HERE, 'relprop/')}:{place.lineno}, in {place.name}",
         then=[
             "look at the arguments: their types, shapes and values",

@@ -31,7 +31,7 @@ from relprop.tracer.passes.writes.masks import is_column
 from relprop.tracer.softmax_rows import after_reshape
 
 
-def write_once(graph: fx.Graph, constants: Constants) -> None:
+def write_distinct(graph: fx.Graph, constants: Constants) -> None:
     """x plus a sum by index, or plus what is written onto zeros, as a write into x; where a mask
     says what is read, added to and written back, as x plus a sum."""
     for node in list(graph.nodes):
@@ -49,15 +49,15 @@ def _written_back(node: fx.Node, constants: Constants) -> fx.Node | None:
     """A sum by index as a write."""
     if is_call(node, aten.scatter_add):
         base, dim, index, source = arguments(node)[:4]
-        once = shape_of(index) == shape_of(source) and _is_once(index, dim % rank(node), constants)
+        once = shape_of(index) == shape_of(source) and _distinct(index, dim % rank(node), constants)
         return _along(node, base, source, dim, index) if once else None
     if is_call(node, aten.index_add) and is_number(argument(node, "alpha") or 1, 1):
         base, dim, index, source = arguments(node)[:4]
-        once = rank(index) == 1 and _is_once(index, 0, constants)
+        once = rank(index) == 1 and _distinct(index, 0, constants)
         return _at(node, base, source, [*[None] * (dim % rank(node)), index]) if once else None
     if is_call(node, aten.index_put) and argument(node, "accumulate"):
         base, indices, source = arguments(node)[:3]
-        return _at(node, base, source, indices) if _are_once(indices, constants) else None
+        return _at(node, base, source, indices) if _are_distinct(indices, constants) else None
     return None
 
 
@@ -137,7 +137,7 @@ def _is_mask(index: fx.Node | None) -> bool:
     return index is not None and val(index).dtype == torch.bool
 
 
-def _are_once(indices: list[fx.Node | None], constants: Constants) -> bool:
+def _are_distinct(indices: list[fx.Node | None], constants: Constants) -> bool:
     """Whether an index and, of the samples or heads beside it, each its own name no place twice."""
     given = [index for index in indices if index is not None]
     held = [value for index in given if (value := constants.value(index)) is not None]
@@ -147,7 +147,7 @@ def _are_once(indices: list[fx.Node | None], constants: Constants) -> bool:
     (index,) = live
     for axis in range(rank(index)):
         others = [size for i, size in enumerate(shape_of(index)) if i != axis]
-        if _is_once(index, axis, constants):
+        if _distinct(index, axis, constants):
             return all(isinstance(b, Tensor) and _counts(b, others) for b in held)
     return False
 
@@ -157,7 +157,7 @@ def _counts(beside: Tensor, others: list[int]) -> bool:
     return beside.numel() == math.prod(others) == len(beside.unique())
 
 
-def _is_once(index: fx.Node, axis: int, constants: Constants) -> bool:
+def _distinct(index: fx.Node, axis: int, constants: Constants) -> bool:
     """Whether no number stands twice along an axis."""
     return _between(index, axis, constants) is not None
 

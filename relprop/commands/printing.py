@@ -20,7 +20,7 @@ class WrongUsage(OptionError):
     every other refusal with 1."""
 
 
-def tell(text: object, *, err: bool = False, painted: bool = False) -> None:
+def echo(text: object, *, err: bool = False, painted: bool = False) -> None:
     """Print; characters that the stream's encoding lacks become ``?``, and those that act on a
     terminal are written out, but for what is ``painted``: a picture that ``terminal`` drew."""
     encoding = getattr(sys.stderr if err else sys.stdout, "encoding", None) or "utf-8"
@@ -28,7 +28,7 @@ def tell(text: object, *, err: bool = False, painted: bool = False) -> None:
     typer.echo(shown.encode(encoding, "replace").decode(encoding), err=err)
 
 
-def tell_json(value: Any) -> None:
+def echo_json(value: Any) -> None:
     """Print ``value`` as JSON, on one line."""
     typer.echo(as_json(value))
 

@@ -17,7 +17,7 @@ from relprop.tracer.passes.attention.maps import attention
 from relprop.tracer.passes.trials.parts import MOST_NODES, Piece, Recogniser, raise_parts
 
 
-def raise_disguised_attention(graph: fx.Graph, constants: Constants) -> None:
+def raise_attention_by_probing(graph: fx.Graph, constants: Constants) -> None:
     """Every such attention."""
 
     def tried(output: fx.Node) -> Iterator[tuple[Piece, Recogniser]]:

@@ -53,7 +53,7 @@ _SCALES = frozenset({Kind.AFFINE, Kind.PRODUCT, Kind.QUOTIENT})
 _LINEAR = _ADDS | _SCALES | MOVES | FILLS
 
 
-def raise_disguised_sums(graph: fx.Graph, constants: Constants) -> None:
+def raise_sums_by_probing(graph: fx.Graph, constants: Constants) -> None:
     """Σ c·x of whole tensors, by whatever linear operations it is made → that sum."""
     order = {node: i for i, node in enumerate(graph.nodes)}
     linear = {n for n in order if _is_linear(n, constants)}
@@ -112,10 +112,10 @@ def _part(
         if len(inner) > MOST_NODES:
             return None
     part = Piece(tuple(reversed(sources)), output, tuple(reversed(inner)), constants)
-    return part if _is_disguised(part) and part.is_small else None
+    return part if _is_more_than_sum(part) and part.is_small else None
 
 
-def _is_disguised(part: Piece) -> bool:
+def _is_more_than_sum(part: Piece) -> bool:
     """Whether more is done than to add tensors, each once, and to lay out what is added."""
     kinds = {kind(n) for n in part.nodes}
     if not kinds & _ADDS:

@@ -12,11 +12,11 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, get_type_hints
 
 from relprop.commands import options
-from relprop.commands.telling import WrongUsage
+from relprop.commands.printing import WrongUsage
 
 
 @dataclass(frozen=True)
-class AskedModel:
+class ModelArgs:
     """A model by name, and how it is to be opened and called."""
 
     name: options.Model
@@ -38,11 +38,11 @@ class AskedModel:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Args:
     """A model and what it is to read: INPUTs, ``--text`` or ``--text-file``, any of which may be
     missing. ``stream``: of several explained inputs the one that is shown."""
 
-    model: AskedModel
+    model: ModelArgs
     inputs: options.Inputs = field(default_factory=list)
     text: options.Text = None
     text_file: options.TextFile = None
@@ -50,7 +50,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class AskedDataSet:
+class DataArgs:
     """A data set, in place of inputs, and how the run over it is made; ``data`` is empty where the
     command line names none."""
 

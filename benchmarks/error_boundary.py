@@ -1,8 +1,8 @@
-"""What the door costs per call of a public function, in microseconds: python benchmarks/door.py"""
+"""What the error boundary costs per call, in microseconds: python benchmarks/error_boundary.py"""
 
 import timeit
 
-from relprop.door import guarded
+from relprop.error_boundary import guarded
 
 CALLS = 100_000
 
@@ -16,7 +16,7 @@ def seconds(call):
 
 
 if __name__ == "__main__":
-    at_the_door, plain = guarded(nothing), seconds(lambda: nothing(1))
+    inside, plain = guarded(nothing), seconds(lambda: nothing(1))
     for options in ({}, {"strict": True}):
-        cost = seconds(lambda o=options: at_the_door(1, **o)) - plain
+        cost = seconds(lambda o=options: inside(1, **o)) - plain
         print(f"{options}: {1e6 * cost:.1f} µs")

@@ -11,10 +11,10 @@ from relprop.tracer.passes.lanes.alike import Lanes
 from relprop.tracer.passes.sums.terms import is_scaled, position
 
 #: What makes lanes worth merging: rules or methods see the pieces apart.
-WORTH = frozenset({Kind.SOFTMAX, Kind.LINEAR, Kind.MATMUL, Kind.NORM, Kind.SUM, Kind.TOTAL})
+WORTH_MERGING = frozenset({Kind.SOFTMAX, Kind.LINEAR, Kind.MATMUL, Kind.NORM, Kind.SUM, Kind.TOTAL})
 
 
-def is_worth(parts: Lanes) -> bool:
+def should_merge(parts: Lanes) -> bool:
     """Whether the lanes do something of their own that a rule would see apart, and none of them
     reads another.
 
@@ -31,7 +31,7 @@ def is_worth(parts: Lanes) -> bool:
         if node in waiting and lanes & (lanes - 1):
             return False
         if node in waiting or lanes not in (0, every):
-            found = found or (kind(node) in WORTH and len(node.all_input_nodes) > 0)
+            found = found or (kind(node) in WORTH_MERGING and len(node.all_input_nodes) > 0)
             for above in filter(is_live, node.all_input_nodes):
                 needed_by[above] = needed_by.get(above, 0) | lanes
         waiting.discard(node)
