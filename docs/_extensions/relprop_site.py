@@ -83,10 +83,10 @@ def display_math(translator: HTML5Translator, node: nodes.math_block) -> None:
 def figures(block: Any, variables: dict[str, Any], settings: dict[str, Any]) -> str:
     """The figures that a block of a gallery script made, as files: relprop's are no part of pyplot,
     so sphinx-gallery does not see them."""
-    shown = variables.setdefault("figures shown", [])
-    every = variables["example_globals"].values()
-    made = [f for f in every if isinstance(f, (Figure, Card)) and not any(f is s for s in shown)]
-    shown.extend(made)
+    shown = variables.setdefault("figures shown", set())
+    every = {id(f): f for f in variables["example_globals"].values()}
+    made = [f for k, f in every.items() if isinstance(f, (Figure, Card)) and k not in shown]
+    shown.update(map(id, made))
     paths = []
     for fig, path in zip(made, variables["image_path_iterator"], strict=False):
         if isinstance(fig, Card):
