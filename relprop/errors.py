@@ -75,7 +75,8 @@ class NoAttentionError(RelpropError):
 
 
 class RollUpError(RelpropError):
-    """The roll-up does not arrive at the input tokens."""
+    """The attention maps of the layers cannot be multiplied down to the input tokens, since the
+    explained input feeds none of them, or nothing says which of its axes holds tokens."""
 
 
 class RelpropWarning(UserWarning):
@@ -97,7 +98,8 @@ class UnrecognisedWarning(RelpropWarning):
 
 
 class UnusedRuleWarning(RelpropWarning):
-    """A rule was added for a key that no operation has which relevance passes."""
+    """A rule that you added was never used: no layer or operation on the way of relevance has the
+    class, path or name that it was added for."""
 
 
 class UnexplainedPartWarning(RelpropWarning):
@@ -143,7 +145,7 @@ class RollUpWarning(RelpropWarning):
 
 class ExplodedScoresWarning(RelpropWarning):
     """Scores are many times what relevance started with: rules divided by sums near 0, and the map
-    is what that made of it."""
+    shows that rather than the model. ``rules="stable"`` or another method may not."""
 
 
 class CompletenessWarning(RelpropWarning):
@@ -155,8 +157,8 @@ class CacheWarning(RelpropWarning):
 
 
 class MemoryWarning(RelpropWarning):
-    """Memory ran out, or is needed all at once: the answer is the same, by a slower or a larger
-    way."""
+    """Memory ran out and a slower way was taken, or a way that needs more memory was the only one.
+    The answer is the same."""
 
 
 class ReportSizeWarning(RelpropWarning):
@@ -186,7 +188,8 @@ class PictureWarning(RelpropWarning):
 
 
 class OtherClassWarning(RelpropWarning):
-    """Explanations are not of the class that the measure is about."""
+    """Explanations that a metric was given are of another class than the one it scores, which is
+    the predicted class or the label, as ``explained=`` says."""
 
 
 class ResumedRunWarning(RelpropWarning):
@@ -308,7 +311,8 @@ def quietly() -> Iterator[None]:
 
 
 def is_strict() -> bool:
-    """Whether every warning counts here, also one that was given before."""
+    """Whether warnings are errors here (``strict=True``), or are being collected: then each is
+    given every time, also one that was given before."""
     return _strict.get() or _quiet.get()
 
 
@@ -326,3 +330,15 @@ def warn(warning: RelpropWarning) -> None:
     ):
         frame, level = frame.f_back, level + 1
     warnings.warn(warning, stacklevel=level)
+
+
+#: Functions are the package's own: what ``dir`` shows are the errors and warnings.
+__all__ = sorted(
+    name
+    for name, value in list(globals().items())
+    if isinstance(value, type) and issubclass(value, (RelpropError, RelpropWarning))
+)
+
+
+def __dir__() -> list[str]:
+    return __all__

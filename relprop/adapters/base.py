@@ -36,9 +36,10 @@ _clocks: dict[tuple[str, str], tuple[int, float] | None] = {}
 
 
 class Adapter:
-    """Any PyTorch model: floating inputs are explained themselves, the first integer input through
-    its embedding. What a tokenizer, an image processor or a feature extractor of transformers knows
-    of them is asked, where one is given."""
+    """What relprop asks about a model's inputs and classes; this one fits any PyTorch model, and
+    adapters of your own derive from it. Floating-point inputs are explained themselves, the first
+    integer input through its embedding. Words, pictures and seconds come from the tokenizer, image
+    processor or feature extractor of transformers, where one is given."""
 
     @classmethod
     def fits(cls, model: nn.Module) -> bool:

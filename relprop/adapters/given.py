@@ -19,7 +19,8 @@ Word = tuple[str, list[int]]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A call's inputs, ready for the model, and what is known about where they came from.
+    """A call's inputs as the model takes them, with the texts and pictures that they were made
+    from; of interest to who writes an adapter.
 
     ``encodings``: a fast tokenizer's own record of each sample. ``processor``: what the user gave
     as such. ``originals``: for each input of pictures, the pictures every sample was made from;

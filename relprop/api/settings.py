@@ -43,7 +43,7 @@ def checked_settings(settings: object) -> list[dict[str, Any]]:
 def at_parts(program: Program, name: str, shown: Tensor, parts: Parts) -> Any:
     """The index of the named ``parts`` of a value as it is ``shown``. Raises ``OptionError``."""
     if unknown := parts.keys() - Parts.__annotations__.keys():
-        fact = f"{min(unknown)}= is no part of a value"
+        fact = f"{min(unknown)}= chooses no part of a value inside the model"
         raise OptionError(message(fact, then=[f"there are {', '.join(Parts.__annotations__)}"]))
     given: Any = {part: at for part, at in parts.items() if at is not None}
     chosen = {
@@ -162,7 +162,8 @@ def _checked(name: str, function: Callable[[Tensor], Any], own: Tensor) -> Funct
             raise OptionError(f"set({name!r}): the function returned {what}, no floating tensor")
         if not _stretches(made, value.shape):
             shapes = f"{list(made.shape)} of a value of {list(value.shape)}"
-            raise OptionError(f"set({name!r}): the function made {shapes}, which does not fit")
+            fact = f"set({name!r}): the function returned {shapes}"
+            raise OptionError(f"{fact}: the same shape, or one that broadcasts to it, is needed")
         return made if made.dtype == value.dtype else made.to(value.dtype)
 
     shown = tidy(own).detach()

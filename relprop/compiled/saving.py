@@ -66,8 +66,10 @@ def _compiled(program: ExportedProgram, path: Path, text: str) -> None:
             inductor_configs={"aot_inductor.metadata": {MANUAL: text}},
         )
     except InvalidCxxCompiler as error:
-        fact = f"ahead of time needs a C++ compiler: {first_line(error)}"
-        raise OptionError(message(fact, then=["install g++ or clang++", "leave it out"])) from None
+        fact = f"ahead_of_time=True needs a C++ compiler: {first_line(error)}"
+        raise OptionError(
+            message(fact, then=["install g++ or clang++", "leave ahead_of_time out"])
+        ) from None
 
 
 def read(path: str | Path, processor: object = None) -> Explainer:

@@ -68,7 +68,8 @@ class Processed:
         image = self.processor(picture, do_normalize=False, return_tensors="pt")["pixel_values"][0]
         if not _is_image(image) or image.min() < 0 or image.max() > 1:
             fact = f"{type(self.processor).__name__} does not make images (C, H, W) in [0, 1]"
-            raise InputError(f"{fact} before it normalises: give transform= yourself")
+            then = ["transform=   # a function from a picture to (C, H, W) in [0, 1]"]
+            raise InputError(f"{fact} before it normalises", then=then)
         return image
 
 
@@ -106,7 +107,7 @@ def _timm_transform(source: Any) -> tuple[Transform, Normalize]:
         raise OptionError(f"timm makes no transform of {dict(config)}: {error}") from error
     if not all(hasattr(last, name) for name in ("mean", "std")):
         fact = f"timm's transform ends with {type(last).__name__}, not with a normalisation"
-        raise OptionError(f"{fact}: give transform= yourself")
+        raise OptionError(f"{fact}: give transform=, from a picture to (C, H, W) in [0, 1]")
     compose = needed("torchvision.transforms", package="torchvision").Compose
     return compose(steps), Normalize(_floats(last.mean), _floats(last.std))
 

@@ -15,8 +15,8 @@ from relprop.errors import InputError
 
 @guarded
 def split_words(text: str, number: int = 0) -> tuple[Word, ...]:
-    """The words of ``text`` (number ``number`` of its sample) in order: runs between white space;
-    punctuation and symbols stand alone.
+    """The words of ``text`` in order: runs between white space; punctuation and symbols stand
+    alone. ``number``: which text of its sample it is, of a pair 0 or 1.
 
     Marks that combine with the character before them (accents, vowel signs, joiners) stay with it.
 

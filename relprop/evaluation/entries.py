@@ -67,8 +67,8 @@ def entries(methods: Iterable[Any]) -> tuple[Entry, ...]:
         or callable(methods)
         or not isinstance(methods, Iterable)
     ):
-        fact = "methods is a list: names, functions, or pairs of a row's name and one of these"
-        raise OptionError(fact)
+        fact = "methods is a list: names, functions, or pairs of a label and one of these"
+        raise OptionError(fact, then=['["gae", ("mine", my_function)]'])
     rows = [_entry(method) for method in methods]
     names = [row.name for row in rows]
     if twice := sorted({name for name in names if names.count(name) > 1}):

@@ -144,7 +144,7 @@ class _Faithfulness:
             )
         if removal.delete and not (present[:, None] & ~gone).any(2).all():
             fact = "some text has no token left after its words are deleted"
-            raise InputError(f"{fact}: content must leave special tokens out")
+            raise InputError(f"{fact}: content= must be False at special tokens")
         texts = (~skipped & ranks).nonzero()[:, 0]
         logs = torch.full(gone.shape[:2], torch.nan, dtype=torch.float64)
         if len(texts):

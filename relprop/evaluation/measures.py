@@ -208,8 +208,8 @@ class SegmentationCounts(OfLabel):
 
 @dataclass(frozen=True)
 class ClassCorrelation(OfLabel):
-    """Spearman's ρ of the maps of two classes: the label's, and another that is true of the sample
-    or else the least likely."""
+    """Spearman's ρ of the maps of two classes: the label's, and a second class that is true of the
+    sample, or else the class that the model finds least likely. Lower is better."""
 
     metric: ClassSensitivity = field(default_factory=ClassSensitivity)
 

@@ -61,8 +61,8 @@ class PerturbationCurve:
 
 @guarded
 def joined(curves: Sequence[PerturbationCurve]) -> PerturbationCurve:
-    """One curve of a data set that was measured in batches. Raises ``InputError`` for none, or
-    curves of different protocols."""
+    """The perturbation curves of several batches as one of all their samples. Raises ``InputError``
+    for an empty list, or curves of different protocols."""
     if (protocols := len({c.first for c in curves})) != 1:
         given = f"{len(curves)} curves of {protocols} protocols"
         raise InputError(f"{given}: curves of one protocol are needed")

@@ -204,7 +204,8 @@ class Task:
             raise
         except Exception as error:
             fact = f"{row.name}(model, inputs, target) raised {type(error).__name__}"
-            raise InputError(f"{fact}: {first_line(error)}") from error
+            then = [f"call {row.name} alone on one sample to see where"]
+            raise InputError(f"{fact}: {first_line(error)}", then=then) from error
         if not isinstance(values, Tensor) or len(values) != len(target):
             tensor = isinstance(values, Tensor)
             given = f"shape {list(values.shape)}" if tensor else type(values).__name__

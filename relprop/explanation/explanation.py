@@ -29,7 +29,7 @@ EXPLODED = 1e4
 @guarded
 @dataclass(frozen=True, eq=False)
 class Explanation(OneInput):
-    """What the model looked at, for every sample of a batch.
+    """The result of ``explain``: what the model looked at, a score per token of every sample.
 
     ``streams``: the scores of each explained input, by the model's own name of it. With one input
     its fields (``scores``, ``row``, ``identity``, ``content``, ``source``, ``tokens``, ``grid``,

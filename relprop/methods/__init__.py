@@ -162,7 +162,9 @@ def _refuse(method: Method) -> None:
     if level not in ("attention", "input"):
         raise OptionError(f"level={level!r}: 'attention' or 'input'")
     if method.name in (*GROUPS, RECOMMENDED):
-        raise OptionError(f"method {method.name!r} would have a name that stands for others")
+        raise OptionError(
+            f"{method.name!r} stands for other methods already: give yours another name"
+        )
     if method.name in METHODS:
         raise OptionError(
             f"method {method.name!r} is there already: "

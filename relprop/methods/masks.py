@@ -42,7 +42,7 @@ def vit_cx(
         or noise < 0
     ):
         raise OptionError(
-            f"threshold={threshold!r}, noise={noise!r}: 0 < threshold <= 1, and noise at least 0"
+            f"threshold={threshold!r} must be above 0 and at most 1, noise={noise!r} at least 0"
         )
     name, (grid, size) = _image(at)
     if len(at.features) != 1:

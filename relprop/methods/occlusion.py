@@ -37,7 +37,7 @@ def occlusion(
         places = tuple(value.shape[i] for i in at.positions[name])
         if any(w > n for w, n in zip(sizes[name], places, strict=True)):
             raise OptionError(
-                f"window={sizes[name]} for {name!r}, which has "
+                f"window={sizes[name]} is larger than {name!r}, which has "
                 f"{' × '.join(map(str, places))} positions"
             )
         if any(s > w and w < n for s, w, n in zip(steps[name], sizes[name], places, strict=True)):

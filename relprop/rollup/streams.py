@@ -137,8 +137,8 @@ def _without_tokens(leaf: fx.Node, name: str) -> RollUpError:
 def _lost(leaf: fx.Node, name: str) -> RollUpError:
     return RollUpError(
         message(
-            f"the roll-up of input {name!r} does not arrive: no tensor all its "
-            "attention descends from has an axis known to hold tokens",
+            f"the attention maps cannot be followed down to input {name!r}: no tensor that all "
+            "its attention descends from has an axis known to hold tokens",
             at=describe(leaf),
             then=[
                 "relprop.instrument(model, inputs, target=...).relevance(...) "

@@ -45,7 +45,8 @@ class Operand:
 
 @dataclass(frozen=True)
 class Total:
-    """Stands for a share whose tensor nobody reads: only its sum, a scalar tensor."""
+    """In place of an operand's relevance that no other rule reads (an input that is not explained):
+    its sum alone, a scalar tensor, for the ledger."""
 
     value: Tensor
 
@@ -143,8 +144,9 @@ class Deferred(Mapping[str, Tensor]):
 
 @dataclass(frozen=True)
 class Split:
-    """What a rule returns: one share per operand (``None``: nothing), and what was lost, by cause,
-    as scalar tensors (``Deferred``: worked out only if books are kept)."""
+    """What a rule returns: one share of the relevance per operand (``None``: nothing), and what was
+    lost, by cause ("denominators near 0"), as scalar tensors (``Deferred``: worked out only if
+    there is a ledger, ``ledger=``)."""
 
     shares: tuple[Tensor | Placed | Total | None, ...]
     lost: Mapping[str, Tensor] = field(default_factory=dict)

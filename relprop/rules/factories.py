@@ -142,8 +142,9 @@ def alpha_beta(alpha: float = 2.0, beta: float = 1.0) -> Rule:
 
 @guarded
 def z_box(low: Bound, high: Bound) -> Rule:
-    """z^B, for the first layer: R_j = (x_j·w_j − l_j·w_j⁺ − h_j·w_j⁻)·R/Σ (Montavon et al. 2017,
-    Table 1). The bias takes no part.
+    """z^B, for a first layer whose inputs x_j lie between l_j and h_j, as pixels do:
+    R_j = (x_j·w_j − l_j·w_j⁺ − h_j·w_j⁻)·R/Σ (Montavon et al. 2017, Table 1). The bias takes no
+    part.
 
     ``low`` and ``high``: the smallest and the largest value that an input can have, as numbers or
     as tensors that stretch to one sample's, ``(channels, 1, 1)``: for pixels from 0 to 1,

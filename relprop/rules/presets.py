@@ -29,6 +29,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from relprop.numerics import AuthorsStabiliser, Epsilon
 from relprop.operations import FILLS, MOVES, STOPS, Kind, Value
@@ -50,12 +51,13 @@ INPUTS = frozenset({"inputs"})
 BOTH = frozenset({"inputs", "output"})
 aten = torch.ops.aten
 
-stop = Rule(
-    lambda relevance, call: (None,) * len(call.operands),
-    "stop",
-    "stop",
-    frozenset(),
-)
+
+def _stop(relevance: Tensor, call: Call) -> tuple[None, ...]:
+    """Nothing goes on to any operand, as behind ``detach()``: all that arrives ends here."""
+    return (None,) * len(call.operands)
+
+
+stop = Rule(_stop, "stop", "stop", frozenset())
 _large = Rule(LargeLinear(), "linear: Eq. 5", "share", BOTH)
 linear = Rule(Linear(), "linear: Eq. 5", "share", INPUTS, large=_large)
 conv2d = Rule(Conv2d(), "conv: Eq. 5", "share", INPUTS)

@@ -67,6 +67,10 @@ class Rule:
     gradient: Form | None = None
     kinds: frozenset[Kind] = frozenset()
 
+    def __post_init__(self) -> None:
+        if self.function.__doc__:  # help() of a rule is about this one
+            object.__setattr__(self, "__doc__", self.function.__doc__)
+
     def for_activations(self, count: int) -> Rule:
         """Itself, or what stands in where a single operand is an activation."""
         return self.lone if self.lone is not None and count == 1 else self

@@ -39,7 +39,7 @@ def runs_at(
 def _refuse(needs: Needs) -> None:
     question, fact = needs.question, f"average={needs.question.average}"
     if kept := sorted(question.keep & {"blocks", "matrix"}):
-        raise OptionError(f"{fact} has scores alone, and no keep={kept}")
+        raise OptionError(f"{fact} gives scores alone: leave {', '.join(kept)} out of keep=")
     if question.ledger:
         raise OptionError(f"{fact} is of several passes, and keeps no books: leave ledger=True out")
     if question.by.texts:

@@ -67,7 +67,9 @@ def needs_at_input(
     starts = tuple(n for n in possible if n in session.flow.members)
     reached = reached_inputs(session, starts)
     if unread := [name for name in session.chosen if name not in reached]:
-        raise TargetError(f"the target does not depend on input {unread[0]!r}")
+        fact = f"the target does not depend on input {unread[0]!r}"
+        known = ", ".join(repr(name) for name in session.chosen if name in reached)
+        raise TargetError(fact, then=[f"it depends on {known or 'no input'}: explain_inputs="])
     leaves, wanted = tuple(reached.values()), frozenset(reached.values())
     passed, scored = "relevance" in question.needs, question.settings.get("positions") is True
     plan = session.plan(starts, wanted, positions=scored) if passed else None

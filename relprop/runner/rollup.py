@@ -50,7 +50,8 @@ class RollUp:
         self.plan, self.streams = self.session.rollup(tuple(self.start.field), self.needs.sites)
         if not self.streams:
             raise RollUpError(
-                "the roll-up does not arrive: no explained input feeds the attention sites"
+                "no explained input feeds the attention that the target depends on",
+                then=["explain_inputs=   # another input", "method='lrp'   # needs no attention"],
             )
 
     # -- Eq. 14

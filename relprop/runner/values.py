@@ -27,9 +27,9 @@ def not_asked(need: str, read: str) -> OptionError:
 
 @dataclass(frozen=True)
 class SiteValues:
-    """What a run found at one attention site, each (batch, *batch axes of the attention, queries,
-    keys): ``attention``, ``gradient``, ``relevance``. ``slope`` and ``arrived`` are the last two,
-    ``None`` where they were not asked for."""
+    """What a run found at one attention site, each (batch, *heads and other batch axes of the
+    attention, queries, keys): ``attention``, ``gradient``, ``relevance``. ``slope`` is the gradient
+    and ``arrived`` the relevance, or ``None`` where these were not asked for."""
 
     site: Site
     attention: Tensor

@@ -21,9 +21,9 @@ class Record:
 
 
 class Work(Protocol):
-    """Something to do for each sample of a data set. One that also has ``key(index)`` is asked for
-    the key of a sample that fails; one that has ``probe()`` for what its model computes of fixed
-    numbers (``relprop.runs.probing``), which must be the same when a run goes on."""
+    """Something to do for each sample of a data set. ``key(index)``, if there is one, names a
+    sample that fails. ``probe()``, if there is one, returns the model's output for a fixed input
+    (``relprop.runs.probing``); a run that is resumed is refused where it has changed."""
 
     @property
     def columns(self) -> Mapping[str, str]:

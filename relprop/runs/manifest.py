@@ -58,7 +58,7 @@ class Manifest:
             objects = (found.identity, found.columns, found.versions)
             sizes = (found.samples, found.batch_size or 1)
             if not all(isinstance(v, dict) for v in objects):
-                raise TypeError("its identity, columns or versions are no objects")
+                raise TypeError("identity, columns or versions is no JSON object")
             if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in sizes):
                 raise TypeError("its samples or batch_size is no number of samples")
             if not is_probe(found.probe):

@@ -101,7 +101,8 @@ class Texts:
         self.processor = tokenizer
         self.tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
         if not hasattr(self.tokenizer, "convert_ids_to_tokens"):
-            raise OptionError(f"processor={type(tokenizer).__name__} is no tokenizer")
+            fact = f"processor={type(tokenizer).__name__} is no tokenizer"
+            raise OptionError(f"{fact}: one with convert_ids_to_tokens is needed, as transformers'")
         own = getattr(self.tokenizer, "model_max_length", None)
         self.max_length = max_length or (own if isinstance(own, int) and own < 1_000_000 else None)
 
@@ -154,7 +155,7 @@ def _texts(sample: Sample) -> tuple[str, ...]:
     texts = (sample.inputs,) if isinstance(sample.inputs, str) else sample.inputs
     known = isinstance(texts, tuple) and all(isinstance(t, str) for t in texts)
     if not known or len(texts) not in (1, 2):
-        raise InputError(f"sample {sample.key!r} is neither a text nor a pair of texts")
+        raise InputError(f"sample {sample.key!r} is no text: a str, or a tuple of two, is needed")
     return texts
 
 

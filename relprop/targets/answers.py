@@ -98,7 +98,7 @@ class Answer(Target):
         count = decode(ids).count(self.text)
         if not count:
             fact = f"target {self}: the text of sample {sample} does not have it"
-            then = [f"it is {decode(ids)[-200:]!r}; the answer is a part of the inputs"]
+            then = [f"give the answer behind the prompt; the input ends in {decode(ids)[-200:]!r}"]
             raise TargetError(message(fact, then=then))
         last = _least(len(ids), lambda n: decode(ids[:n]).count(self.text) >= count) - 1
         length = _least(last + 1, lambda n: self.text in decode(ids[last + 1 - n : last + 1]))

@@ -61,7 +61,9 @@ class Output(Target):
         """One element: ``output("pred_boxes")[0, 2]``. Raises ``TargetError`` for an index that is
         no element of this output."""
         if self.index is not None:
-            raise TargetError(f"{self} is one element already; it has no element {index!r}")
+            raise TargetError(
+                f"{self} is one element already; give all indices in one bracket: [0, 2]"
+            )
         return Output(self.name, plain_index(index))
 
     def __str__(self) -> str:

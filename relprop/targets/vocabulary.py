@@ -73,8 +73,8 @@ def direction(
     head: int | None = None,
 ) -> Direction:
     """A direction inside the model (a concept vector, a probe's weights): the scalar product of
-    ``vector``, ``(features,)``, with a node's value at one ``position``, or, ``None``, the mean
-    over all. Names and heads as for ``unit``.
+    ``vector``, ``(features,)``, with a node's value at one ``position``; ``None``: its mean over
+    all positions. ``name`` is a node's, of one attention ``head`` if that is given: see ``unit``.
 
     Relevance of the features with positive and with negative weights is worked out apart, and the
     one taken from the other, as for ``contrast``.
@@ -120,8 +120,9 @@ def span(start: int | None = None, end: int | None = None, *, together: bool = F
 
 @guarded
 def answer(text: str, tokenizer: Any = None, *, together: bool = False) -> Answer:
-    """The mean log-probability of ``text`` where it stands last in the text that a model that
-    generates is given: the fewest tokens that hold it, each predicted by the position before it.
+    """Why a language model would answer ``text``: the mean log-probability of its tokens, each
+    predicted by the position before it. The input is the prompt with the answer behind it; where
+    ``text`` occurs several times there, its last occurrence counts.
 
     ``tokenizer``: what turns ids into text; ``None``: that of the call's ``processor=``.
     ``together`` as for ``span``. Raises

@@ -30,7 +30,9 @@ class Fault:
 
 @dataclass(frozen=True)
 class Checked:
-    """What was examined, the ``laws`` that hold, and ``notes`` on what was not asked."""
+    """What ``check_rule``, ``check_method`` and the others give: what was examined (``subject``),
+    the ``laws`` that hold (conservation, equal numbers in any batch), and ``notes`` on what was not
+    tested."""
 
     subject: str
     laws: tuple[str, ...]

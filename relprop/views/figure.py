@@ -125,7 +125,7 @@ def show_heatmap(
         if under.shape != values.shape:
             raise InputError(
                 f"the image is {list(under.shape)} pixels (H, W), its map {list(values.shape)}: "
-                "relprop.plot.heatmap(explanation, image) lays a map where it belongs"
+                "relprop.plot.heatmap(explanation, image) fits the map to the picture"
             )
         axes.imshow(under, cmap="gray", vmin=0, vmax=1)
         alpha = opacity((values / scale["vmax"]).numpy())

@@ -69,7 +69,7 @@ def ledger(
     explanation: Explanation, *, sample: int = 0, ax: Axes | None = None, title: str | None = None
 ) -> Axes:
     """Relevance of one sample from the target (left) to the inputs (right): the band is as wide as
-    what is on its way; what ends at a part falls out of it.
+    what is on its way; what ends at a part of the model leaves it there.
 
     A part is a block, or a top module. Below it: how much was absorbed (by parameters and
     constants), lost (to denominators near 0) or unread (it flowed past what the method

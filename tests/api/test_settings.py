@@ -868,7 +868,7 @@ def test_what_cannot_be_set_is_refused_and_nothing_is_left_behind():
             (lambda: probe.set(places, torch.eye(96).to_sparse()), "a sparse one"),
             (lambda: probe.set(places, 0, positions=torch.ones(7, dtype=torch.bool)), "no place"),
             (lambda: probe.set(places, 0, positions=[True, False]), "no place"),
-            (lambda: probe.ablate(places, position=3), "position= is no part of a value"),
+            (lambda: probe.ablate(places, position=3), "position= chooses no part of a value"),
             (
                 lambda: probe.ablate(places, "resample", reference=IMAGES, seed="a"),
                 "an integer is needed",

@@ -779,7 +779,7 @@ WRONG = {
         lambda: explain("occlusion", window=(1, 2)),
     ),
     "window too wide": (
-        r"window=\(9,\) for 'input_0', which has 4 positions",
+        r"window=\(9,\) is larger than 'input_0', which has 4 positions",
         lambda: explain("occlusion", window=9),
     ),
     "gaps": (

@@ -84,7 +84,7 @@ def test_an_image_of_no_known_size_is_refused(size, cropped):
         cropped.plot(image)
     with pytest.raises(InputError, match=known):
         cropped.to_html("never.html", pictures=[image, image])
-    with pytest.raises(InputError, match=r"lays a map where it belongs"):
+    with pytest.raises(InputError, match=r"fits the map to the picture"):
         plot.show_heatmap(plot.figure(1)[1][0], torch.rand(32, 32), "", image)
 
 
@@ -203,7 +203,7 @@ def test_six_methods_are_compared_by_default_and_groups_stand_for_theirs():
     named = relprop.compare(model, image, ["rollout", "input"], target=3)
     levels = {relprop.methods.METHODS[n].level for n in named.explanations if n != "rollout"}
     assert levels == {"input"} and len(named.explanations) > 5
-    with pytest.raises(relprop.errors.OptionError, match="a name that stands for others"):
+    with pytest.raises(relprop.errors.OptionError, match="stands for other methods already"):
         relprop.methods.register("all", lambda at: {})
 
 
