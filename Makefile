@@ -39,7 +39,7 @@ lint: $(VENV)/.ready
 docs: $(VENV)/.ready
 	OMP_NUM_THREADS=1 $(PY) -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
-# The site and a report, 1280 and 390 pixels wide, light and dark: build/screenshots.
+# The site, a report and cards, 1280 and 390 pixels wide, light and dark: build/screenshots.
 screenshots: docs
 	$(PY) -m tools.screenshots --out build/screenshots
 

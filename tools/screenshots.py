@@ -1,4 +1,5 @@
-"""Pictures of the site and of a report as a reader sees them: wide and on a phone, light and dark.
+"""Pictures of the site, a report and cards as a reader sees them: wide and on a phone, light and
+dark.
 
     make screenshots
     make docs && python -m tools.screenshots --docs    # those that the documentation shows
@@ -10,12 +11,18 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from PIL import Image
+
 import relprop
+from relprop.demo.lookup_model import lookup_model, lookup_tokenizer
 from relprop.demo.model import digit_scene_model
 from relprop.demo.scenes import make_scenes
 
@@ -34,6 +41,30 @@ def report(folder: Path) -> Path:
     return relprop.report(found, folder / "report.html", model=model, pictures=scenes.images)
 
 
+def cards(folder: Path) -> dict[str, Path]:
+    """A card of each kind, and the page of a run: what ``tools/looks.json`` asks about."""
+    model, scenes = digit_scene_model(), make_scenes(16, seed=8)
+    model.config = SimpleNamespace(problem_type="multi_label_classification")
+    text = "Boris paints rusty bottles. It rained all day. Anna likes amber kites. Anna likes what?"
+    reader, tokenizer = lookup_model(), lookup_tokenizer()
+    chat = [{"role": "user", "content": text}]
+    prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    (folder / "scenes").mkdir()
+    for k, (image, digits) in enumerate(zip(scenes.images, scenes.digits.tolist(), strict=True)):
+        pixels = (255 * image[0]).round().byte().numpy()
+        name = f"{k:02} a {digits[0]} and a {digits[1]}.png"
+        Image.fromarray(pixels).save(folder / "scenes" / name)
+    command = ["explain", "--data", "scenes", "--model", "demo:digits", "--out", "run"]
+    subprocess.run([sys.executable, "-m", "relprop", *command], cwd=folder, check=True)
+    made = {
+        "picture": relprop.card(model, scenes.images[:1], 2),
+        "answer": relprop.card(reader, prompt, processor=tokenizer, max_new_tokens=6),
+        "heads": relprop.head_view(reader, f"{prompt}Anna likes", processor=tokenizer),
+    }
+    pages = {name: card.to_html(folder / f"{name}.html") for name, card in made.items()}
+    return pages | {"run": folder / "run/index.html"}
+
+
 def taken(browser: Any, pages: dict[str, Path], out: Path) -> Iterator[tuple[str, int]]:
     """Take each page's pictures; each one's name, and by how many pixels it can be scrolled
     sideways."""
@@ -47,7 +78,10 @@ def taken(browser: Any, pages: dict[str, Path], out: Path) -> Iterator[tuple[str
                 page.goto(path.resolve().as_uri())
                 page.wait_for_load_state("load")
                 page.wait_for_timeout(300)
-                page.screenshot(path=out / f"{name}-{width}-{scheme}.png")
+                if page.locator("[data-said='2']").count():
+                    page.locator("[data-said='2']").click()
+                whole = path.parent.name != "html"  # not the site's long pages
+                page.screenshot(path=out / f"{name}-{width}-{scheme}.png", full_page=whole)
                 root = "document.documentElement"
                 beyond = page.evaluate(f"{root}.scrollWidth - {root}.clientWidth")
                 yield f"{name}-{width}-{scheme}", int(beyond)
@@ -85,7 +119,8 @@ def main() -> None:
             return
         pages = {name: given.site / page for name, page in PAGES.items()}
         there = {name: path for name, path in pages.items() if path.exists()}
-        found = dict(taken(browser, there | {"report": report(Path(folder))}, given.out))
+        there |= {"report": report(Path(folder))} | cards(Path(folder))
+        found = dict(taken(browser, there, given.out))
         browser.close()
     print(f"{len(found)} pictures in {given.out}")
     beyond = [f"{name} can be scrolled sideways by {n} pixels" for name, n in found.items() if n]
