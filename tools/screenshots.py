@@ -44,7 +44,7 @@ def report(folder: Path) -> Path:
 def cards(folder: Path) -> dict[str, Path]:
     """A card of each kind, and the page of a run: what ``tools/looks.json`` asks about."""
     model, scenes = digit_scene_model(), make_scenes(16, seed=8)
-    model.config = SimpleNamespace(problem_type="multi_label_classification")
+    model.config = SimpleNamespace(problem_type="multi_label_classification")  # type: ignore[assignment]
     text = "Boris paints rusty bottles. It rained all day. Anna likes amber kites. Anna likes what?"
     reader, tokenizer = lookup_model(), lookup_tokenizer()
     chat = [{"role": "user", "content": text}]
