@@ -114,10 +114,18 @@ def explain_generation(
             options=generate,
             seed=seed,
         )
-        steps = steps_of(model, prepared, whole, _targets(whole.ids), question, how)
-    _refuse_other_logits(model, whole, torch.stack([e.output for e in steps], 1))
-    made = _named_by(tokenizer_of(prepared.processor), whole, prepared.encodings, steps)
+        made = explained(model, prepared, whole, question, how)
     return made.sent_on(hops) if hops else made
+
+
+def explained(
+    model: nn.Module, prompt: Prepared, whole: Continuation, question: Question, how: Conditions
+) -> Generation:
+    """An explanation for every token of the output. Raises ``InputError`` where the pass does not
+    give a token the logit that generation saw."""
+    steps = steps_of(model, prompt, whole, _targets(whole.ids), question, how)
+    _refuse_other_logits(model, whole, torch.stack([e.output for e in steps], 1))
+    return _named_by(tokenizer_of(prompt.processor), whole, prompt.encodings, steps)
 
 
 def steps_of(
