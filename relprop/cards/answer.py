@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from relprop.cards.base import Card, data_uri
 from relprop.views.escape import markup, visible
-from relprop.views.overlay import grey, opacity
 from relprop.views.token_maps import Maps
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 LONG = 10_000  # characters of a text that are shown
 FEW_WORDS = 3  # that are named of a prompt of one sentence
-FEW, SMALL = 8, 0.02  # of more parts those with a smaller share are shown as one line each
+SMALL = 0.02  # of many parts those with a smaller share are left out of a figure
 
 
 @dataclass(frozen=True)
@@ -94,18 +93,14 @@ class AnswerCard(Card):
     """``answers``: one per sample. ``signed``: whether scores speak for and against; ``signed_by``:
     the method of "why not", where it was asked; ``why_not_unasked``: why it was not."""
 
+    script: ClassVar[str] = "answer.js"
     answers: tuple[Answer, ...]
     signed: bool
     signed_by: str = ""
     why_not_unasked: str = ""
 
-    def _scripts(self) -> tuple[str, ...]:
-        return ("answer.js",)
-
     def _data(self) -> Mapping[str, Any]:
-        levels = [round(float(o), 3) for o in opacity(np.arange(101) / 100)]
         return {
-            "opacity": levels,
             "signedBy": self.signed_by,
             "answers": [
                 {
@@ -153,25 +148,20 @@ class AnswerCard(Card):
         )
 
     def _parts(self, one: Answer) -> str:
-        """A row for every sentence, and one for pictures and for the answer's own words."""
+        """A row for every sentence, and one for pictures and for the answer's own words; the script
+        shades them."""
         found, shown, heading = one.of_parts(one.whole), [], ""
-        most = max(map(abs, found), default=0.0) or 1.0
         size = sum(map(abs, one.whole)) or 1.0
-        top = max(map(abs, one.whole), default=0.0) or 1.0
         for k, (name, share) in enumerate(zip(one.names(), found, strict=True)):
-            part = one.parts[k] if k < len(one.parts) else Part(name, ())
-            if k < len(one.parts) and part.heading != heading:
+            part = one.parts[k] if k < len(one.parts) else Part(name, (), heading)
+            if part.heading != heading:
                 heading = part.heading
                 shown.append(f"<h3>{markup(heading, 200)}</h3>")
-            if k == len(found) - 1 and share == 0:
-                shown.append('<div class="part" data-part hidden>')
-            else:
-                small = k < len(one.parts) > FEW and abs(share) / size < SMALL
-                shown.append(f'<div class="part{" small" if small else ""}" data-part>')
+            hidden = " hidden" if k == len(found) - 1 and share == 0 else ""
             shown.append(
-                f'<b data-percent>{share / size:.0%}</b><span class="track"><span '
-                f'style="width:{100 * abs(share) / most:.1f}%"></span></span>'
-                f'<p dir="auto">{_shaded(part, one, top)}</p></div>'
+                f'<div class="part" data-part{hidden}><b data-percent>{share / size:.0%}</b>'
+                f'<span class="track"><span></span></span><p dir="auto">{_words(part, one)}</p>'
+                "</div>"
             )
         return "".join(shown)
 
@@ -179,17 +169,13 @@ class AnswerCard(Card):
         """Each picture, grey, under a canvas of its map."""
         shown = []
         for m in one.maps:
-            height, width = m.shares.shape[1:]
-            image = ""
-            ratio = f"{width}/{height}"
-            if m.seen is not None:
-                shades = np.repeat(grey(m.seen / 255)[..., None] * 255, 3, -1).round()
-                image = f'<img alt="the picture" src="{data_uri(shades.astype(np.uint8))}">'
-                ratio = f"{m.seen.shape[1]}/{m.seen.shape[0]}"
+            rows, columns = m.shares.shape[1:]
+            high, wide = (rows, columns) if m.seen is None else m.seen.shape[:2]
+            image = "" if m.seen is None else f'<img alt="the picture" src="{data_uri(m.seen)}">'
             shown.append(
-                f'<div class="stack" style="aspect-ratio:{ratio}">{image}<canvas width="{width}" '
-                f'height="{height}" role="img" aria-label="map of {markup(m.name)}"></canvas>'
-                "</div>"
+                f'<div class="stack" style="aspect-ratio:{wide}/{high}">{image}<canvas '
+                f'width="{columns}" height="{rows}" role="img" aria-label="map of '
+                f'{markup(m.name)}"></canvas></div>'
             )
         return f'<div class="side">{"".join(shown)}</div>' if shown else ""
 
@@ -224,36 +210,29 @@ class AnswerCard(Card):
         return fig
 
 
-def _shaded(part: Part, one: Answer, top: float) -> str:
-    """A sentence as it was written, its words on shaded ground; ``top``: the largest share."""
+def _words(part: Part, one: Answer) -> str:
+    """A sentence as it was written, each of its words by itself."""
     shown, at, text = "", 0, part.text
     for i in part.words:
-        word, share = one.words[i], one.whole[i]
+        word = one.words[i]
         start = text.lower().find(word.lower(), at)
         if start < 0:  # a tokenizer changed it
-            start = end = at
             shown += " "
         else:
-            shown, end = shown + markup(text[at:start], LONG), start + len(word)
-            word = text[start:end]
-        shown += (
-            f'<span class="shade{" against" if share < 0 else ""}" data-word="{i}" '
-            f'style="--s:{100 * abs(share) / top:.0f}%">{markup(word, LONG)}</span>'
-        )
-        at = end
+            shown += markup(text[at:start], LONG)
+            at = start + len(word)
+            word = text[start:at]
+        shown += f'<span class="shade" data-word="{i}">{markup(word, LONG)}</span>'
     return shown + markup(text[at:] if at or not part.words else "", LONG)
 
 
-def percent(probability: float, digits: int = 0) -> str:
-    """A probability that is neither 0 nor 1 is not written as one of them."""
-    least = 0.5 / 10 ** (digits + 2)
-    if probability < least:
-        return f"under {2 * least:.{digits}%}"
-    return (
-        f"over {1 - 2 * least:.{digits}%}"
-        if probability > 1 - least
-        else f"{probability:.{digits}%}"
-    )
+def percent(share: float) -> str:
+    """A share or a probability as people read it; what is neither 0 nor 1 is not written so."""
+    if share < 0.0005:
+        return "under 0.1%"
+    if share > 0.9995:
+        return "over 99.9%"
+    return f"{share:.0%}" if 0.0995 <= share < 0.9895 else f"{share:.1%}"
 
 
 def _chance(said: Said) -> str:
@@ -262,8 +241,8 @@ def _chance(said: Said) -> str:
 
 def _probabilities(said: Said) -> str:
     """How sure the model was of a part, and what it would have said otherwise."""
-    own = "" if said.probability is None else f": {percent(said.probability, 1)}"
-    others = ", ".join(f"“{visible(text, 60)}” {percent(p, 1)}" for text, p in said.others)
+    own = "" if said.probability is None else f": {percent(said.probability)}"
+    others = ", ".join(f"“{visible(text, 60)}” {percent(p)}" for text, p in said.others)
     next_best = f" Next best: {others}." if others else ""
     return f"“{visible(said.text, 200)}”{own}.{next_best}"
 

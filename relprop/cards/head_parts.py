@@ -95,10 +95,3 @@ def parts_of(explanation: Explanation, vectors: Sequence[Tensor]) -> list[Parts]
             cells.flat[: len(found)] = [score for _, score in found]
         made.append(Parts(cells, names, max(0.0, float(vector.sum()) - float(cells.sum()))))
     return made
-
-
-def percent(share: float) -> str:
-    """A share as people read it, on one line."""
-    if 0 < share < 0.001:
-        return "<\u00a00.1\u00a0%"
-    return f"{100 * share:.{0 if share >= 0.0995 or not share else 1}f}\u00a0%"
