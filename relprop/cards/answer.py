@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from relprop.cards.base import Card, data_uri
+from relprop.cards.base import Card, data_uri, stack
 from relprop.views.escape import markup, visible
 from relprop.views.token_maps import Maps
 
@@ -104,15 +104,15 @@ class AnswerCard(Card):
             "signedBy": self.signed_by,
             "answers": [
                 {
-                    "whole": _rounded(one.whole),
+                    "whole": np.round(one.whole, 4).tolist(),
                     "parts": [list(part.words) for part in one.parts],
                     "words": len(one.words),
-                    "maps": [_cells(m.shares) for m in one.maps],
+                    "maps": [(100 * m.shares).round().tolist() for m in one.maps],
                     "said": [
                         {
                             "text": visible(said.text, 200),
-                            "shares": _rounded(said.shares),
-                            "against": said.against and _rounded(said.against),
+                            "shares": np.round(said.shares, 4).tolist(),
+                            "against": said.against and np.round(said.against, 4).tolist(),
                             "says": _probabilities(said),
                             "other": visible(said.others[0][0], 60) if said.others else "",
                         }
@@ -127,11 +127,14 @@ class AnswerCard(Card):
         return "".join(self._section(k, one) for k, one in enumerate(self.answers))
 
     def _section(self, number: int, one: Answer) -> str:
-        chips = "".join(
-            f'<button type="button" class="chip" data-said="{k}" aria-pressed="false">'
-            f"<span>{markup(said.text, LONG) or '&nbsp;'}</span>{_chance(said)}</button>"
-            for k, said in enumerate(one.said)
-        )
+        chips = ""
+        for k, said in enumerate(one.said):
+            chance = said.probability
+            chips += (
+                f'<button type="button" class="chip" data-said="{k}" aria-pressed="false">'
+                f"<span>{markup(said.text, LONG) or '&nbsp;'}</span>"
+                f"{'' if chance is None else f'<small>{percent(chance)}</small>'}</button>"
+            )
         colours = "Orange speaks for it, blue against it. " if self.signed else ""
         if self.why_not_unasked:
             colours += f"There is no “why not”: {markup(self.why_not_unasked, 300)}."
@@ -170,13 +173,10 @@ class AnswerCard(Card):
         shown = []
         for m in one.maps:
             rows, columns = m.shares.shape[1:]
-            high, wide = (rows, columns) if m.seen is None else m.seen.shape[:2]
-            image = "" if m.seen is None else f'<img alt="the picture" src="{data_uri(m.seen)}">'
-            shown.append(
-                f'<div class="stack" style="aspect-ratio:{wide}/{high}">{image}<canvas '
-                f'width="{columns}" height="{rows}" role="img" aria-label="map of '
-                f'{markup(m.name)}"></canvas></div>'
-            )
+            canvas = f'<canvas width="{columns}" height="{rows}" role="img" '
+            canvas += f'aria-label="map of {markup(m.name)}"></canvas>'
+            seen = ("", (rows, columns)) if m.seen is None else (data_uri(m.seen), m.seen.shape)
+            shown.append(stack(*seen, canvas))
         return f'<div class="side">{"".join(shown)}</div>' if shown else ""
 
     def _figure(self) -> Figure:
@@ -235,23 +235,9 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if 0.0995 <= share < 0.9895 else f"{share:.1%}"
 
 
-def _chance(said: Said) -> str:
-    return "" if said.probability is None else f"<small>{percent(said.probability)}</small>"
-
-
 def _probabilities(said: Said) -> str:
     """How sure the model was of a part, and what it would have said otherwise."""
     own = "" if said.probability is None else f": {percent(said.probability)}"
     others = ", ".join(f"“{visible(text, 60)}” {percent(p)}" for text, p in said.others)
     next_best = f" Next best: {others}." if others else ""
     return f"“{visible(said.text, 200)}”{own}.{next_best}"
-
-
-def _rounded(shares: Sequence[float]) -> list[float]:
-    return [round(share, 4) for share in shares]
-
-
-def _cells(shares: np.ndarray) -> list[list[int]]:
-    """Maps (parts of the answer, h, w) in hundredths of the strongest score."""
-    whole: list[list[int]] = np.round(100 * shares).astype(int).reshape(len(shares), -1).tolist()
-    return whole

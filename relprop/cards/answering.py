@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MARK = re.compile(r"<[^\s<>]+>|\[[A-Z]+\]")
 ALIKE = re.compile(rf"(({MARK.pattern})\s*)(\2\s*)+")
 ELSEWHERE = "relprop.card(model, ...) asks the model for it"
-UNASKED = Checks(why_no_control=ELSEWHERE, why_no_deletion=ELSEWHERE)
+UNASKED = Checks((), ELSEWHERE, ELSEWHERE)
 
 Words = list[tuple[str, str, list[int]]]
 """Input, word and its tokens, in order."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
@@ -138,3 +138,9 @@ def picture_bytes(image: Tensor) -> np.ndarray:
         shown = (shown - low) / (high - low).clamp(min=1e-12)
     found: np.ndarray = (255 * shown).round().byte().expand(3, -1, -1).movedim(0, -1).numpy()
     return found
+
+
+def stack(uri: str, size: Sequence[int], over: str = "") -> str:
+    """A picture (none: ``""``) of a size (H, W), and HTML that lies over it."""
+    image = uri and f'<img alt="the picture" src="{uri}">'
+    return f'<div class="stack" style="aspect-ratio:{size[1]}/{size[0]}">{image}{over}</div>'

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from relprop.api.instrument import Instrument
-from relprop.cards.trials import Comparison, chance_of
+from relprop.cards.trials import Comparison, chance_named, chance_of
 from relprop.errors import OptionError
 from relprop.explanation import Block, Explanation
 from relprop.progress import with_progress
@@ -110,11 +110,7 @@ def _answer(
 ) -> tuple[str, Callable[[], float]]:
     """What the numbers are, and the one of the run as it is now: a probability where that can be
     known, else y_t."""
-    target, known = explanation.target, explanation.probability
-    chance = chance_of(target[0], exclusive=explanation.predictions is not None)
-    label = None if explanation.labels is None else explanation.labels[0]
-    kind = "class" if isinstance(target[0], int) else "output element"
-    named = f"{kind} {target[0]}" if label is None else label if "'" in label else repr(label)
+    known, chance = explanation.probability, chance_of(explanation)
     if known is None and chance is None:
         what = "explained value (of which no probability is known)"
         return what, lambda: float(probe.output()[0])
@@ -124,8 +120,7 @@ def _answer(
         if known is None and chance is not None:
             logits: Any = outputs[class_output(program).node]
             return float(chance(logits.detach().reshape(1, -1))[0])
-        found: Any = names_of(probe.session, outputs, target, processor).probability
+        found: Any = names_of(probe.session, outputs, explanation.target, processor).probability
         return float(found[0])
 
-    by = "softmax" if explanation.predictions is not None else "sigmoid"
-    return f"probability of {named}{f' (by a {by})' if known is None else ''}", probability
+    return chance_named(explanation), probability

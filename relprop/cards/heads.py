@@ -4,7 +4,7 @@ own, and what the model says without the strongest."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from relprop.api.explain import explain
 from relprop.api.instrument import instrument
 from relprop.cards.answer import percent
-from relprop.cards.base import Card, data_uri, picture_bytes
+from relprop.cards.base import Card, data_uri, picture_bytes, stack
 from relprop.cards.head_parts import Parts, head_vectors, parts_of
 from relprop.cards.head_trials import ablated
-from relprop.cards.trials import UNASKED, Checks, Comparison, control_of, made_now, tried
+from relprop.cards.trials import UNASKED, Checks, Comparison, control_of, made_by, tried
 from relprop.error_boundary import guarded
 from relprop.errors import InputError, counted
 from relprop.explanation import Explanation, TokenScores
@@ -26,6 +26,7 @@ from relprop.opening.opening import opened
 from relprop.progress import showing
 from relprop.rules import RuleSet
 from relprop.runner.question import Question, move_processor_options
+from relprop.runs.fingerprints import of_model
 from relprop.tracer.binding import Inputs, bind
 from relprop.views.escape import markup
 from relprop.views.shown import only, target_of
@@ -106,27 +107,26 @@ def head_view(
         found = again(module, target, keep="blocks")
         vectors = head_vectors(found)
         aim = list(found.target) if isinstance(found.target[0], int | tuple) else target
-        trust, without, why = Checks(tuple(found.concerns(0))), None, UNASKED
+
+        def taken() -> Comparison:
+            with instrument(module, given, aim, verify=False, **how) as probe:
+                return ablated(probe, found, shares_of(vectors), given.processor)
+
+        without: Comparison | str = UNASKED
+        control: float | str = UNASKED
         if checks:
-
-            def taken() -> Comparison:
-                with instrument(module, given, aim, verify=False, **how) as probe:
-                    return ablated(probe, found, shares_of(vectors), given.processor)
-
-            without, why = tried(taken, "taking heads away")
-            control, unknown = control_of(module, found, lambda other: again(other, aim))
-            trust = replace(trust, control=control, why_no_control=unknown)
+            without = tried(taken, "taking heads away")
+            control = control_of(module, found, lambda other: again(other, aim))
         called = made or f"relprop.head_view(model, inputs, target={found.target[0]!r})"
         return HeadView(
             f"Which attention heads lead to “{target_of(found, 0)}”?",
             _said(shares_of(vectors)),
-            replace(trust, why_no_deletion=APART),
-            made_now(module, found, called),
+            Checks(tuple(found.concerns(0)), control, APART),
+            made_by(found.method, found.rules, of_model(module), called),
             found,
             vectors,
             _seen(only(found, "head_view()"), bound),
             without,
-            why,
         )
 
 
@@ -171,15 +171,14 @@ class HeadView(Card):
     ``explanation``: the map, with its blocks. ``vectors``: for each block in forward order what of
     the scores goes through each of its heads, (heads, tokens); all of them add up to
     ``explanation.scores``. ``seen``: the picture that the model saw, bytes (H, W, 3).
-    ``without``: what the model says without the strongest heads; ``None`` with ``why_not``.
+    ``without``: what the model says without the strongest heads, or why that is not known.
     """
 
     script: ClassVar[str] = "heads.js"
     explanation: Explanation
     vectors: tuple[Tensor, ...]
     seen: np.ndarray | None
-    without: Comparison | None
-    why_not: str
+    without: Comparison | str
 
     @property
     def shares(self) -> tuple[Tensor, ...]:
@@ -207,24 +206,20 @@ class HeadView(Card):
         return {"heads": heads, "first": first, **size}
 
     def _body(self) -> str:
-        names, (rows, columns) = self.whole.names, self.whole.cells.shape
-        left, image = "", ""
-        large = '<p id="large"></p>'
-        if self.seen is not None:
-            image = f'<img alt="the picture" src="{data_uri(self.seen)}">'
-            rows, columns = self.seen.shape[:2]
-            left = f'<figure><div class="stack" style="aspect-ratio:{columns}/{rows}">{image}'
-            left += "</div><figcaption>What the model saw</figcaption></figure>"
+        names = self.whole.names
         if names is None:
-            large = f'<div class="stack" style="aspect-ratio:{columns}/{rows}">{image}'
-            large += '<canvas id="large"></canvas></div>'
+            uri = "" if self.seen is None else data_uri(self.seen)
+            size = self.whole.cells.shape if self.seen is None else self.seen.shape
+            shown = uri and f"{stack(uri, size)}<figcaption>What the model saw</figcaption>"
+            large = stack(uri, size, '<canvas id="large"></canvas>')
         else:
             words = " ".join(f"<bdi>{markup(name)}</bdi>" for name in names)
-            left = f"<figure><p>{words}</p><figcaption>What the model read</figcaption></figure>"
-        nothing = f"No heads were taken away: {self.why_not}."
-        without = self.without.sentence if self.without else nothing
+            shown = f"<p>{words}</p><figcaption>What the model read</figcaption>"
+            large = '<p id="large"></p>'
+        without = f"No heads were taken away: {self.without}."
+        without = without if isinstance(self.without, str) else self.without.sentence
         return (
-            f'<section class="side">{left}<figure>{large}'
+            f'<section class="side"><figure>{shown}</figure><figure>{large}'
             '<figcaption id="which" aria-live="polite"></figcaption></figure></section>'
             f'<section><h2>Every head of every layer</h2><p class="soft">{HELP}</p>'
             f'<p><button type="button" data-head="{sum(map(len, self.vectors))}" aria-pressed='

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relprop.cards.base import Card, data_uri, map_uri
+from relprop.cards.base import Card, data_uri, map_uri, stack
 from relprop.cards.trials import Comparison
 from relprop.views.escape import markup
 
@@ -33,14 +33,13 @@ NAMES = (
 class PictureCard(Card):
     """``picture``: bytes (H, W, 3). ``heat``: (H, W), the map on it. ``region``: (H, W), bool, the
     fifth of what the model saw with the most of the map; ``None`` of a map that is spread evenly.
-    ``cover``: what covering it does, or ``why_no_cover``."""
+    ``cover``: what covering it does, or why nothing was covered."""
 
     script: ClassVar[str] = "picture.js"
     picture: np.ndarray
     heat: np.ndarray
     region: np.ndarray | None
-    cover: Comparison | None
-    why_no_cover: str = ""
+    cover: Comparison | str
 
     @property
     def _shares(self) -> np.ndarray:
@@ -52,47 +51,34 @@ class PictureCard(Card):
         return shares
 
     def _body(self) -> str:
-        height, width = self.heat.shape
-        stack = f'<div class="stack" style="aspect-ratio:{width}/{height}">'
-        stack += f'<img alt="the picture" src="{data_uri(self.picture)}">'
-        cover = self.cover.sentence if self.cover else f"Nothing was covered: {self.why_no_cover}."
+        uri = data_uri(self.picture)
+        if isinstance(self.cover, str):
+            cover = f"<p>Nothing was covered: {markup(self.cover, 600)}.</p>"
+        else:
+            cover = f"<p>{markup(self.cover.sentence, 600)}</p>{_bars(self.cover)}"
         return (
-            f'<section class="side"><figure>{stack}</div><figcaption>What the model saw.'
-            f"</figcaption></figure>{self._map(stack)}</section><section><h2>Cover it and ask "
-            f"again</h2><p>{markup(cover, 600)}</p>{self._bars()}</section>"
+            f'<section class="side"><figure>{stack(uri, self.heat.shape)}<figcaption>What the '
+            f"model saw.</figcaption></figure>{self._map(uri)}</section><section><h2>Cover it and "
+            f"ask again</h2>{cover}</section>"
         )
 
-    def _map(self, stack: str) -> str:
-        """The picture, as ``stack`` begins it, under its map and the outline, with a slider."""
+    def _map(self, uri: str) -> str:
+        """The picture under its map and the outline, with a slider."""
         if self.region is None:
             return "<p>The map is spread evenly over the picture, so none is drawn.</p>"
         (height, width), line = self.heat.shape, outline(self.region)
         against = ", blue against it" if self.heat.min() < 0 else ""
-        return (
-            f'<figure>{stack}<canvas id="heat" data-map="{map_uri(self._shares)}" role="img" '
+        drawn = (
+            f'<canvas id="heat" data-map="{map_uri(self._shares)}" role="img" '
             f'aria-label="{markup(self.said, 300)}"></canvas><svg viewBox="0 0 {width} {height}" '
-            f'aria-hidden="true"><path class="under" d="{line}"/><path d="{line}"/></svg></div>'
-            f"<figcaption>Orange counts for the answer{against}. Outlined: the fifth of the "
-            'picture where the map is strongest.</figcaption><p><label for="least">Show the '
+            f'aria-hidden="true"><path class="under" d="{line}"/><path d="{line}"/></svg>'
+        )
+        return (
+            f"<figure>{stack(uri, self.heat.shape, drawn)}<figcaption>Orange counts "
+            f"for the answer{against}. Outlined: the fifth of the picture where "
+            'the map is strongest.</figcaption><p><label for="least">Show the '
             'strongest <output id="shown">100 %</output> of the picture</label><br><input '
             'id="least" type="range" min="1" max="100" value="100"></p></figure>'
-        )
-
-    def _bars(self) -> str:
-        """p as it was, after covering, and elsewhere, as bars from 0 to the largest."""
-        if self.cover is None:
-            return ""
-        low, middle, high = self.cover.interval
-        rows = (
-            ("as it is", self.cover.before, f"{self.cover.before:.2f}"),
-            ("outlined part covered", self.cover.after, f"{self.cover.after:.2f}"),
-            ("same shape elsewhere", middle, f"{middle:.2f} ({low:.2f} to {high:.2f})"),
-        )
-        most = max(1.0, *(value for _, value, _ in rows))
-        return "".join(
-            f'<div class="bar"><span>{name}</span><span class="track"><span '
-            f'style="width:{100 * max(0.0, value) / most:.1f}%"></span></span><b>{text}</b></div>'
-            for name, value, text in rows
         )
 
     def _figure(self) -> Figure:
@@ -107,9 +93,24 @@ class PictureCard(Card):
             show_heatmap(right, heat, "outlined: the strongest fifth", under, scale=scale_of(heat))
             right.contour(self.region.astype(float), [0.5], colors=["#000000"])
         fig.suptitle(f"{self.title}\n{self.said}", wrap=True, fontsize=9).set_parse_math(False)
-        if self.cover is not None:
+        if not isinstance(self.cover, str):
             fig.supxlabel(self.cover.sentence, wrap=True, fontsize=8).set_parse_math(False)
         return fig
+
+
+def _bars(cover: Comparison) -> str:
+    """p as it was, after covering, and elsewhere, as bars from 0 to the largest."""
+    low, middle, high = cover.interval
+    rows = (
+        ("as it is", cover.before, f"{cover.before:.2f}"),
+        ("outlined part covered", cover.after, f"{cover.after:.2f}"),
+        ("same shape elsewhere", middle, f"{middle:.2f} ({low:.2f} to {high:.2f})"),
+    )
+    return "".join(
+        f'<div class="bar"><span>{name}</span><span class="track"><span '
+        f'style="width:{value:.1%}"></span></span><b>{text}</b></div>'
+        for name, value, text in rows
+    )
 
 
 def strongest_part(heat: np.ndarray) -> np.ndarray | None:
@@ -171,18 +172,9 @@ def cover_of(region: np.ndarray, answers: Callable[[Tensor], Tensor], what: str)
         moved.append(shape.roll(by, (0, 1)))
     masks = torch.stack([torch.zeros_like(shape), shape, *moved])
     before, after, *others = answers(masks).tolist()
-    verdicts = (
-        "That is less than almost anywhere else.",
-        "That proves nothing.",
-        "That is more than elsewhere.",
-    )
+    verdicts = ("That is less than almost anywhere else.", "That proves nothing.")
+    done, beside = "Covering the outlined part", f"the same shape at {PLACES} other places"
+    more = "That is more than elsewhere."
     return Comparison(
-        before,
-        after,
-        tuple(others),
-        what,
-        "Covering the outlined part",
-        f"the same shape at {PLACES} other places",
-        verdicts,
-        SAME,
+        before, after, tuple(others), what, done, beside, (*verdicts, more), same=SAME
     )

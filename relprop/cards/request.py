@@ -22,13 +22,14 @@ from relprop.cards import answering, covering, trials
 from relprop.cards.answer import Answer, AnswerCard, Said
 from relprop.cards.base import picture_bytes
 from relprop.cards.picture import PictureCard, cover_of, in_words, strongest_part
-from relprop.cards.trials import Checks, Deletion, tried
+from relprop.cards.trials import Checks, Comparison, Deletion, tried
 from relprop.errors import InputError, OptionError
 from relprop.explanation import Explanation, Generation
 from relprop.explanation.whole import whole
 from relprop.opening import base_model
 from relprop.runner.conditions import Conditions
 from relprop.runner.question import Question
+from relprop.runs.fingerprints import of_model
 from relprop.targets import contrast
 from relprop.targets.answers import Contrast
 from relprop.targets.index import Output
@@ -37,7 +38,6 @@ from relprop.views.audit import heading
 from relprop.views.escape import visible
 from relprop.views.generations import steps_of
 from relprop.views.overlay import laid
-from relprop.views.shown import target_of
 
 #: How many runners-up are named, the signed method that says why not the first of them, and how
 #: many parts along a picture's side are covered one after another, at most.
@@ -70,8 +70,9 @@ class Request:
         )
         likely = covering.logits_with(model, run.inputs)[0, last][:count].softmax(-1)
         others, pairs = self._runners_up(ids, likely)
-        against, why_not = tried(lambda: self._rather(run, pairs), "explaining why not")
-        answer = answering.of_generation(found, 0, others, against or ())
+        against = tried(lambda: self._rather(run, pairs), "explaining why not")
+        rivals = () if isinstance(against, str) else against
+        answer = answering.of_generation(found, 0, others, rivals)
 
         def again(other: nn.Module) -> Explanation:
             fixed = {"output_ids": found.ids, **self.how}
@@ -87,7 +88,7 @@ class Request:
 
         title = f"Why “{visible(answer.text, 160)}”?"
         checks = self._checked(every, again, covered)
-        return self._answer_card(found.steps[0], title, checks, answer, why_not)
+        return self._answer_card(found.steps[0], title, checks, answer, against)
 
     def class_card(self, found: Explanation) -> AnswerCard:
         """What a text's class rests on. Raises ``OptionError`` for what is no text."""
@@ -95,29 +96,33 @@ class Request:
             fact = "card() is for pictures and texts, and this explanation is of neither"
             then = ["explanation.plot()", "relprop.report(explanation, path)"]
             raise OptionError(fact, then=then)
-        words, chance = answering.words_of(found, 0), _chance(found)
-        row, why_not = answering.shares(answering.scores_of(found, 0, words)), NO_CLASS
-        said = Said(_class(found).strip("'"), row, answering.probability_of(found, 0))
+        words, chance = answering.words_of(found, 0), trials.chance_of(found)
+        against: Explanation | str = NO_CLASS
+        row = answering.shares(answering.scores_of(found, 0, words))
+        name = trials.class_of(found).strip("'")
+        said = Said(name, row, answering.probability_of(found, 0))
         if chance is not None:
             logits = covering.logits_with(self.model, self.prepared.inputs)
-            others, against, why_not = self._other_classes(found, logits[0])
-            rival = answering.shares(answering.scores_of(against, 0, words)) if against else None
-            said = replace(said, probability=float(chance(logits)[0]), others=others, against=rival)
+            others, against = self._other_classes(found, logits[0])
+            said = replace(said, probability=float(chance(logits)[0]), others=others)
+        if not isinstance(against, str):
+            rival = answering.shares(answering.scores_of(against, 0, words))
+            said = replace(said, against=rival)
         texts = tuple(word for _, word, _ in words)
         answer = Answer(said.text, texts, answering.parts_of(found, 0, words), (said,), (), row)
 
         def covered() -> Deletion:
-            inputs = self.prepared.inputs
-            return self._covered_words(inputs, words, answer, chance, _what(found))
+            inputs, what = self.prepared.inputs, trials.chance_named(found)
+            return self._covered_words(inputs, words, answer, chance, what)
 
         title = f"Why {_sure(found, said.probability)}?"
         checks = self._checked(found, self._again(found), covered, "" if chance else NO_CLASS)
-        return self._answer_card(found, title, checks, answer, why_not)
+        return self._answer_card(found, title, checks, answer, against)
 
     def picture_card(self, found: Explanation, picture: Any) -> PictureCard:
         """Where a picture's map lies, and what covering that part does."""
         ((name, stream),) = found.streams.items()
-        bound, chance = bind(self.prepared.inputs), _chance(found)
+        bound, chance = bind(self.prepared.inputs), trials.chance_of(found)
         image = bound.tensors[bound.names.index(name)]
         why = "" if chance else NO_CLASS
         if image.dim() != 4 or tuple(image.shape[-2:]) != stream.image:
@@ -129,36 +134,43 @@ class Request:
             return chance(covering.logits_with(self.model, self.prepared.inputs, {name: images}))
 
         rows, columns = (min(n, CELLS) for n in stream.grid or ())
-        heat = found.heatmap()[0].detach().cpu().double()
+        what, heat = trials.chance_named(found), found.heatmap()[0].detach().cpu().double()
 
         def covered() -> Deletion:
             scores = F.adaptive_avg_pool2d(heat[None], (rows, columns))[0].flatten()
-            return trials.deleted(
-                scores, lambda gone: answers(gone.view(-1, rows, columns)), _what(found), "picture"
-            )
+            shape = (-1, rows, columns)
+            return trials.deleted(scores, lambda gone: answers(gone.view(shape)), what, "picture")
 
         checks = self._checked(found, self._again(found), covered, why)
         own, (drawn, under) = strongest_part(heat.numpy()), laid(found, 0, picture)
-        cover, why = None, checks.why_no_deletion
-        if checks.deletion is not None and own is not None:
-            cover = cover_of(own, answers, _what(found))
+        cover: Comparison | str = "no part of it stands out"
+        if isinstance(checks.deletion, str):
+            cover = checks.deletion
+        elif own is not None:
+            cover = cover_of(own, answers, what)
         shown = image[0]
         if under is not None:  # (H, W) or (H, W, channels)
             shown = torch.from_numpy(under).view(*under.shape[:2], -1)[..., :3].movedim(-1, 0)
         on_it = drawn.double().cpu().numpy()
         region = strongest_part(on_it)
-        before = cover.before if cover else answering.probability_of(found, 0)
-        said, title = in_words(on_it, region), f"Why {_sure(found, before)}?"
-        made = trials.made_now(self.model, found, self.call)
-        return PictureCard(
-            title, said, checks, made, picture_bytes(shown), on_it, region, cover, why
+        before = answering.probability_of(found, 0) if isinstance(cover, str) else cover.before
+        said, title, seen = (
+            in_words(on_it, region),
+            f"Why {_sure(found, before)}?",
+            picture_bytes(shown),
         )
+        return PictureCard(title, said, checks, self._made(found), seen, on_it, region, cover)
 
     def _answer_card(
-        self, first: Explanation, title: str, checks: Checks, answer: Answer, why_not: str
+        self, first: Explanation, title: str, checks: Checks, answer: Answer, against: object
     ) -> AnswerCard:
-        made, signed = trials.made_now(self.model, first, self.call), answering.is_signed(first)
-        return AnswerCard(title, answer.sentence, checks, made, (answer,), signed, SIGNED, why_not)
+        """``against``: why no other answer, or why that is not known."""
+        made, signed = self._made(first), answering.is_signed(first)
+        why = against if isinstance(against, str) else ""
+        return AnswerCard(title, answer.sentence, checks, made, (answer,), signed, SIGNED, why)
+
+    def _made(self, found: Explanation) -> str:
+        return trials.made_by(found.method, found.rules, of_model(self.model), self.call)
 
     def _checked(
         self,
@@ -169,16 +181,11 @@ class Request:
     ) -> Checks:
         """All checks of a map. ``again``: explains another model for the same; ``covered``: what
         covering parts of the input does, or ``why_not`` to do that."""
-        checks = Checks(tuple(own.concerns(0)))
+        concerns = tuple(own.concerns(0))
         if not self.checks:
-            return checks
-        control, unknown = trials.control_of(self.model, own, again)
-        deletion, why = (
-            (None, why_not) if why_not else tried(covered, "covering parts of the input")
-        )
-        return replace(
-            checks, control=control, why_no_control=unknown, deletion=deletion, why_no_deletion=why
-        )
+            return Checks(concerns)
+        control = trials.control_of(self.model, own, again)
+        return Checks(concerns, control, why_not or tried(covered, "covering parts of the input"))
 
     def _again(self, found: Explanation) -> Callable[[nn.Module], Explanation]:
         """What explains another model for the same input and target."""
@@ -199,13 +206,13 @@ class Request:
 
     def _other_classes(
         self, found: Explanation, logits: Tensor
-    ) -> tuple[tuple[tuple[str, float], ...], Explanation | None, str]:
+    ) -> tuple[tuple[tuple[str, float], ...], Explanation | str]:
         """The likeliest other classes with their probabilities, and why not the first of them."""
         target, model = found.target[0], base_model(self.model)
         likely = logits.softmax(-1) if found.predictions is not None else logits.sigmoid()
         order = [int(k) for k in likely.argsort(descending=True) if int(k) != target][:RUNNERS_UP]
         if not order:
-            return (), None, "there is no other class"
+            return (), "there is no other class"
         labels = adapter_for(model).labels(model)
         named = [labels[k] if k < len(labels) else f"class {k}" for k in order]
         rival, how = contrast(target, order[0]), {"precision": self.how["precision"]}
@@ -213,7 +220,7 @@ class Request:
             lambda: explain(self.model, self.prepared, rival, method=SIGNED, **how),
             "explaining why not",
         )
-        return tuple(zip(named, likely[order].tolist(), strict=True)), *against
+        return tuple(zip(named, likely[order].tolist(), strict=True)), against
 
     def _runners_up(
         self, ids: Tensor, likely: Tensor
@@ -240,23 +247,10 @@ class Request:
         return list(explained_steps(self.model, self.prepared, run, targets, question, how))
 
 
-def _chance(found: Explanation) -> Callable[[Tensor], Tensor] | None:
-    return trials.chance_of(found.target[0], exclusive=found.predictions is not None)
-
-
-def _class(found: Explanation) -> str:
-    """The explained class by name."""
-    label = target_of(found, 0)
-    known = found.labels is not None and found.labels[0] is not None
-    return repr(label) if known else f"class {label}"
-
-
-def _what(found: Explanation) -> str:
-    """What is measured of the explained class; the model does not always say how it is made."""
-    made = "" if found.probability is not None else " (softmax)"
-    return f"probability of {_class(found)}{made}"
-
-
 def _sure(found: Explanation, probability: float | None) -> str:
     """The explained class with its probability, or another target with its value."""
-    return heading(found, 0) if probability is None else f"{_class(found)} ({probability:.0%})"
+    return (
+        heading(found, 0)
+        if probability is None
+        else f"{trials.class_of(found)} ({probability:.0%})"
+    )

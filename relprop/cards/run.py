@@ -18,15 +18,7 @@ from torch import Tensor
 from relprop.adapters import adapter_for
 from relprop.cards.base import Card, picture_bytes
 from relprop.cards.run_checks import FIFTH, STABLE, CheckedMap, checked
-from relprop.cards.run_samples import (
-    COLUMNS,
-    LONGEST,
-    MARKS,
-    Entry,
-    at_most,
-    row_of,
-    template_of,
-)
+from relprop.cards.run_samples import COLUMNS, LONGEST, MARKS, Entry, at_most, row_of, template_of
 from relprop.cards.trials import ORDERS, UNASKED, Checks, made_by
 from relprop.error_boundary import guarded
 from relprop.errors import counted

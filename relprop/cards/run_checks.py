@@ -152,7 +152,7 @@ def _covered(work: ExplainWork, sample: Sample, e: Explanation, seed: int) -> tu
     (of a map of single pixels: of ``AREAS`` areas along each side), and with each random fifth.
     Raises ``RelpropError`` where nothing can be covered."""
     model, base = work.model, base_model(work.model)
-    chance = chance_of(e.target[0], exclusive=not adapter_for(base).is_multi_label(base))
+    chance = chance_of(e, exclusive=not adapter_for(base).is_multi_label(base))
     if chance is None or e.probability is None:
         raise RelpropError(NO_CLASS)
     if len(e.streams) > 1:

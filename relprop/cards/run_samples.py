@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from relprop.cards.base import map_uri
+from relprop.cards.base import map_uri, stack
 from relprop.cards.run_checks import CERTAIN, DOUBTFUL, NOT_JUDGED, CheckedMap
-from relprop.cards.trials import ORDERS
+from relprop.cards.trials import ORDERS, listed
 from relprop.explanation import Explanation
 from relprop.views.escape import markup
 from relprop.views.overlay import full_colour
@@ -106,11 +106,11 @@ def template_of(entry: Entry) -> str:
 
 def _map(one: CheckedMap, uri: str) -> str:
     """A method's map: over its picture, or in its words."""
-    e, shown = one.explanation, ""
+    e = one.explanation
     if uri and len(e.streams) == 1 and len(e.grid or ()) == 2:
         label = markup(f"map of {e.method}: {_sentence(e)}", 400)
-        shown = f'<div class="map"><img alt="" src="{uri}"><canvas role="img" aria-label="{label}" '
-        shown += f'data-map="{map_uri(_small_map(e))}"></canvas></div>'
+        canvas = f'<canvas role="img" aria-label="{label}" data-map="{map_uri(_small_map(e))}">'
+        shown = stack(uri, e.image or (1, 1), f"{canvas}</canvas>")
     else:
         shown = f"<p>{' '.join(_words(e[name]) for name in e.streams)}</p>"
     caption = f"{markup(e.method)}: orange for the class, blue against it"
@@ -155,14 +155,13 @@ def _said(one: CheckedMap, *, several: bool) -> str:
         )
     checks += [f"No {name}: {why}." for name, why in one.why.items()]
     verdict, reason = one.verdict
-    concerns = "".join(f"<li>{markup(line, 400)}</li>" for line in one.concerns)
     top = [part for name in e.streams for part in e[name].top(5, share=True)]
     parts = "".join(f"<li>{markup(named(n), 60)}: {share:.1%}</li>" for n, share in top)
     return (
         f"{f'<h3>{markup(e.method)}</h3>' if several else ''}"
         f"<p>{markup(' '.join(_sentence(e[name]) for name in e.streams), 600)}</p>"
-        f"{f'<ul class=concerns>{concerns}</ul>' if concerns else ''}"
-        f"<p><strong>{MARKS[verdict]} {verdict}</strong>: {markup(reason, 400)}.</p>"
+        f"{listed(one.concerns)}<p><strong>{MARKS[verdict]} {verdict}</strong>: "
+        f"{markup(reason, 400)}.</p>"
         f"{''.join(f'<p class=soft>{markup(line, 400)}</p>' for line in checks)}"
         f"<h3>Strongest parts, in shares of all scores</h3><ol>{parts}</ol>"
     )

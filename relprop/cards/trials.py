@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Any, TypeVar
@@ -19,8 +19,8 @@ from relprop.api.rounding import content_scores, rank_correlation
 from relprop.errors import RelpropError, first_line, quietly
 from relprop.explanation import Explanation
 from relprop.progress import doing
-from relprop.runs.fingerprints import of_model
 from relprop.views.escape import markup
+from relprop.views.shown import target_of
 
 #: Shares of the input that are covered, and how many random orders stand beside the map's.
 COVERED, ORDERS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8), 5
@@ -142,19 +142,18 @@ class Deletion:
 class Checks:
     """``concerns``: what speaks against the map, of ``Explanation.concerns``. ``control``:
     Spearman's ρ of a map and that of the same model with shuffled weights (NaN: one of them is
-    constant); ``None`` with ``why_no_control``. ``deletion``: ``None`` with ``why_no_deletion``."""
+    constant). ``deletion``: what covering parts does. A text in place of one says why there is
+    none."""
 
     concerns: tuple[str, ...] = ()
-    control: float | None = None
-    why_no_control: str = UNASKED
-    deletion: Deletion | None = None
-    why_no_deletion: str = UNASKED
+    control: float | str = UNASKED
+    deletion: Deletion | str = UNASKED
 
     @property
     def control_sentence(self) -> str:
         """What the model with shuffled weights says."""
-        if self.control is None:
-            return f"There is no map of a model with shuffled weights: {self.why_no_control}."
+        if isinstance(self.control, str):
+            return f"There is no map of a model with shuffled weights: {self.control}."
         if math.isnan(self.control):
             return "One of the maps, this one or that of the shuffled weights, is constant."
         alike = "alike: this map shows little of what the model has learned"
@@ -166,24 +165,30 @@ class Checks:
 
     def html(self) -> str:
         """The section of a page."""
-        lines = "".join(f"<li>{markup(line, 400)}</li>" for line in self.concerns)
-        concerns = f'<ul class="concerns">{lines}</ul>' if lines else ""
-        nothing = f"<p>Nothing was covered: {markup(self.why_no_deletion, 400)}.</p>"
+        if isinstance(self.deletion, str):
+            covered = f"<p>Nothing was covered: {markup(self.deletion, 400)}.</p>"
+        else:
+            covered = self.deletion.html()
         return (
-            f'<section class="checks"><h2>How far to trust it</h2>{concerns}'
-            f"<p>{markup(self.control_sentence, 600)}</p>"
-            f"{self.deletion.html() if self.deletion else nothing}</section>"
+            f'<section class="checks"><h2>How far to trust it</h2>{listed(self.concerns)}'
+            f"<p>{markup(self.control_sentence, 600)}</p>{covered}</section>"
         )
 
 
-def tried(made: Callable[[], Result], what: str) -> tuple[Result | None, str]:
-    """What was made, or nothing and why. ``what``: what is being done, for who waits. What relprop
+def listed(concerns: Iterable[str]) -> str:
+    """What speaks against a map, as HTML."""
+    lines = "".join(f"<li>{markup(line, 400)}</li>" for line in concerns)
+    return f'<ul class="concerns">{lines}</ul>' if lines else ""
+
+
+def tried(made: Callable[[], Result], what: str) -> Result | str:
+    """What was made, or why nothing was. ``what``: what is being done, for who waits. What relprop
     warns of beside the map that is shown does not matter here."""
     try:
         with doing(what), quietly():
-            return made(), ""
+            return made()
     except RelpropError as error:
-        return None, first_line(error)
+        return first_line(error)
 
 
 def deleted(scores: Tensor, answers: Callable[[Tensor], Tensor], what: str, parts: str) -> Deletion:
@@ -221,7 +226,7 @@ def shuffled(model: nn.Module, seed: int = 0) -> nn.Module:
 
 def control_of(
     model: nn.Module, own: Explanation, again: Callable[[nn.Module], Explanation]
-) -> tuple[float | None, str]:
+) -> float | str:
     """Spearman's ρ over the content of the first sample, of all explained inputs, with the map of
     shuffled weights, or why there is none. ``again``: explains a model for the same input and
     target."""
@@ -246,9 +251,19 @@ def made_by(method: str, rules: str, model: Mapping[str, Any] | None = None, cal
     return " · ".join(parts)
 
 
-def made_now(model: nn.Module, explanation: Explanation, call: str) -> str:
-    """The same of an explanation that was made just now."""
-    return made_by(explanation.method, explanation.rules, of_model(model), call)
+def class_of(explanation: Explanation) -> str:
+    """What was explained of the first sample, by name: a class's label, or its number."""
+    name, target = target_of(explanation, 0), explanation.target[0]
+    if explanation.labels is not None and explanation.labels[0] is not None:
+        return name if "'" in name else repr(name)
+    return f"{'class' if isinstance(target, int) else 'output element'} {name}"
+
+
+def chance_named(explanation: Explanation) -> str:
+    """What is measured of the explained class, and, where the model does not say so, by what."""
+    by = "softmax" if explanation.predictions is not None else "sigmoid"
+    known = "" if explanation.probability is not None else f" (by a {by})"
+    return f"probability of {class_of(explanation)}{known}"
 
 
 def command_line(arguments: Sequence[str]) -> str:
@@ -256,9 +271,14 @@ def command_line(arguments: Sequence[str]) -> str:
     return shlex.join(["relprop", *arguments])
 
 
-def chance_of(target: Any, *, exclusive: bool) -> Callable[[Tensor], Tensor] | None:
+def chance_of(
+    explanation: Explanation, *, exclusive: bool | None = None
+) -> Callable[[Tensor], Tensor] | None:
     """How likely the explained class is, from logits (batch, classes): a softmax where classes
-    are ``exclusive``, a sigmoid where they are true side by side; ``None`` for what is no class."""
+    are ``exclusive`` (``None``: as the explanation has it), a sigmoid where they are true side by
+    side; ``None`` for what is no class."""
+    target = explanation.target[0]
+    exclusive = explanation.predictions is not None if exclusive is None else exclusive
     if not isinstance(target, int) or isinstance(target, bool):
         return None
 

@@ -230,7 +230,7 @@ def test_hostile_words_do_nothing(hostile):
     one = hostile[0]
     vectors = head_vectors(one)
     view = relprop.cards.heads.HeadView(
-        "<b>t", "<i>s", relprop.cards.trials.Checks(), "<u>m", one, vectors, None, None, "<s>w"
+        "<b>t", "<i>s", relprop.cards.trials.Checks(), "<u>m", one, vectors, None, "<s>w"
     )
     page = view._html()
     for text in ("<script>alert", "<img src=x", "\u202e", "\x1b", "<b>t", "<i>s", "<u>m", "<s>w"):
