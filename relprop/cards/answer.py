@@ -52,7 +52,6 @@ class Answer:
     shares of the whole answer."""
 
     text: str
-
     words: tuple[str, ...]
     parts: tuple[Part, ...]
     said: tuple[Said, ...]

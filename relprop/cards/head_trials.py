@@ -79,11 +79,7 @@ def _set_evenly(probe: Instrument, blocks: Sequence[Block]) -> list[str]:
         site = next((s for s in left if s.path == block.path), None)
         name = labels.get(site.attention, "") if site else ""
         found = probe.value(name)[name] if name else None
-        if (
-            site is None
-            or found is None
-            or not _same(found.mT if site.transposed else found, block)
-        ):
+        if not site or found is None or not _same(found.mT if site.transposed else found, block):
             raise OptionError(f"the attention map of {block.path!r} cannot be set")
         left.remove(site)
         names[name] = site.transposed

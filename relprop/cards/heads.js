@@ -29,7 +29,7 @@ const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowD
 table.forEach((row, y) => row.forEach((button, x) => {
   const canvas = button.querySelector("canvas");
   draw(canvas, data.heads[button.dataset.head]);
-  canvas.style.aspectRatio = data.names ? `${4 * data.columns}/${20 * data.rows}` : "";
+  if (data.names) canvas.style.aspectRatio = `96/${20 * data.rows}`;
   button.tabIndex = Number(button.dataset.head) === data.first ? 0 : -1;
   button.addEventListener("keydown", (event) => {
     const step = steps[event.key], next = step && table[y + step[0]]?.[x + step[1]];

@@ -154,12 +154,9 @@ class Request:
         on_it = drawn.double().cpu().numpy()
         region = strongest_part(on_it)
         before = answering.probability_of(found, 0) if isinstance(cover, str) else cover.before
-        said, title, seen = (
-            in_words(on_it, region),
-            f"Why {_sure(found, before)}?",
-            picture_bytes(shown),
-        )
-        return PictureCard(title, said, checks, self._made(found), seen, on_it, region, cover)
+        said, title = in_words(on_it, region), f"Why {_sure(found, before)}?"
+        made, seen = self._made(found), picture_bytes(shown)
+        return PictureCard(title, said, checks, made, seen, on_it, region, cover)
 
     def _answer_card(
         self, first: Explanation, title: str, checks: Checks, answer: Answer, against: object

@@ -48,10 +48,8 @@ def run_page(results: RunResults, work: ExplainWork, call: str, *, checks: bool 
     raises, and here that is the ``explain`` of each check."""
     absent = {*results.failed, *results.missing.tolist()}
     done = [i for i in range(results.samples) if i not in absent][:SHOWN]
-    many, entries = (
-        min(CHECKED, len(done)) if checks else 0,
-        [_entry(results, work, i) for i in done],
-    )
+    many = min(CHECKED, len(done)) if checks else 0
+    entries = [_entry(results, work, i) for i in done]
     with showing(None):
         for start in with_progress(range(0, many, BATCH), "checking batch", -(-many // BATCH)):
             part = slice(start, min(start + BATCH, many))
@@ -59,21 +57,15 @@ def run_page(results: RunResults, work: ExplainWork, call: str, *, checks: bool 
             maps = checked(work, done[part], stored)
             entries[part] = map(lambda e, m: replace(e, found=m), entries[part], maps)
     facts, verdicts = _facts(results, entries), Counter(e.found[0].verdict[0] for e in entries)
-    failed = f" {counted(len(results.failed), 'sample')} failed." if results.failed else ""
-    said = ", ".join(f"{verdicts[v]} {v}" for v in MARKS if verdicts[v])
+    found = ", ".join(f"{verdicts[v]} {v}" for v in MARKS if verdicts[v])
     if many < len(entries) and checks:
-        said += f" (the first {many} were checked)"
-    return RunPage(
-        f"{results.folder.name}: {counted(results.done, 'sample')} explained",
-        f"Of {counted(len(entries), 'map')}: {said}.{failed}",
-        Checks(),
-        made_by(facts["Method"], facts["Rules"], results.identity["model"], call),
-        entries,
-        facts,
-        {f.key: f.error.partition("\n")[0] for f in results.failed.values()},
-        results.done,
-        call,
-    )
+        found += f" (the first {many} were checked)"
+    said = f"Of {counted(len(entries), 'map')}: {found}."
+    if failed := {f.key: f.error.partition("\n")[0] for f in results.failed.values()}:
+        said += f" {counted(len(failed), 'sample')} failed."
+    title = f"{results.folder.name}: {counted(results.done, 'sample')} explained"
+    made = made_by(facts["Method"], facts["Rules"], results.identity["model"], call)
+    return RunPage(title, said, Checks(), made, entries, facts, failed, results.done, call)
 
 
 def _entry(results: RunResults, work: ExplainWork, index: int) -> Entry:
@@ -206,24 +198,22 @@ class RunPage(Card):
         return f"<section><h2>What the verdicts mean</h2>{lines}</section>"
 
     def _body(self) -> str:
-        facts = "".join(
-            f"<div><dt>{k}</dt><dd>{markup(v, 400)}</dd></div>" for k, v in self.facts.items()
-        )
-        head = "".join(
+        facts = [f"<div><dt>{k}</dt><dd>{markup(v, 400)}</dd></div>" for k, v in self.facts.items()]
+        head = [
             f'<th scope="col" title="{says}"><button type="button">{name}</button></th>'
             for name, says in COLUMNS.items()
-        )
-        several = "" if len(self._labels()) < 2 else f" By {markup(self._labels()[0])}."
-        more = self.samples - len(self.entries)
-        left = f" {more} more are in the run folder." if more else ""
-        caption = f"{counted(len(self.entries), 'sample')}.{several}{left}"
+        ]
+        caption, more = f"{counted(len(self.entries), 'sample')}.", self.samples - len(self.entries)
+        caption += f" By {markup(self._methods[0])}." if len(self._methods) > 1 else ""
+        caption += f" {more} more are in the run folder." if more else ""
         return (
-            f'<dl class="facts">{facts}</dl>{self._failures()}<section aria-label="Samples">'
-            '<p><label>Filter <input type="search" id="filter" autocomplete="off" '
-            'placeholder="a name, a class, doubtful"></label> <span id="left" role="status"></span>'
-            '</p><div class="scroll" tabindex="0" role="region" aria-label="Table of samples">'
-            f'<table id="samples"><caption>{caption} A heading sorts; a sample opens its map.'
-            f"</caption><thead><tr>{head}</tr></thead><tbody>"
+            f'<dl class="facts">{"".join(facts)}</dl>{self._failures()}'
+            '<section aria-label="Samples"><p><label>Filter <input type="search" id="filter" '
+            'autocomplete="off" placeholder="a name, a class, doubtful"></label> '
+            '<span id="left" role="status"></span></p><div class="scroll" tabindex="0" '
+            'role="region" aria-label="Table of samples"><table id="samples"><caption>'
+            f"{caption} A heading sorts; a sample opens its map."
+            f"</caption><thead><tr>{''.join(head)}</tr></thead><tbody>"
             f"{''.join(map(row_of, self.entries))}</tbody></table></div></section>"
             '<dialog id="detail" aria-labelledby="detail-title"><p class="bar">'
             '<button type="button" data-step="-1">Previous</button> '
@@ -232,7 +222,8 @@ class RunPage(Card):
             f"{''.join(map(template_of, self.entries))}"
         )
 
-    def _labels(self) -> list[str]:
+    @property
+    def _methods(self) -> list[str]:
         return list(dict.fromkeys(j.explanation.method for e in self.entries for j in e.found))
 
     def _failures(self) -> str:
@@ -252,7 +243,7 @@ class RunPage(Card):
         maps = [(e, j) for e in self.entries[:PICTURED] for j in e.found]
         if any(e.image is None or len(j.explanation.grid or ()) != 2 for e, j in maps):
             return texts({f"{e.key}, {j.explanation.method}": j.explanation for e, j in maps})
-        beside = len(self._labels())
+        beside = len(self._methods)
         columns = min(len(maps), beside * max(1, 4 // beside))
         rows = several(None, -(-len(maps) // columns), columns, 2.4, 2.7)
         panels = [panel for row in rows for panel in row]
