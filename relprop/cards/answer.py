@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from relprop.cards.base import Card, data_uri, stack
+from relprop.cards.base import Card, stack
 from relprop.views.escape import markup, visible
+from relprop.views.page import data_uri
 from relprop.views.token_maps import Maps
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@ says how it was made; as one HTML file, in a notebook and as a PNG."""
 
 from __future__ import annotations
 
-import base64
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -20,7 +19,7 @@ from relprop.cards.trials import Checks
 from relprop.error_boundary import guarded
 from relprop.views.colours import ramps
 from relprop.views.escape import markup
-from relprop.views.page import png
+from relprop.views.page import data_uri
 from relprop.writing import written
 
 if TYPE_CHECKING:
@@ -115,11 +114,6 @@ class Card(ABC):
 
 def _file(name: str) -> str:
     return resources.files("relprop.cards").joinpath(name).read_text(encoding="utf-8")
-
-
-def data_uri(pixels: np.ndarray) -> str:
-    """A picture in a page: bytes (H, W, 3) or (H, W) of one grey channel."""
-    return "data:image/png;base64," + base64.b64encode(png(pixels)).decode("ascii")
 
 
 def map_uri(shares: np.ndarray) -> str:

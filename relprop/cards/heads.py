@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from relprop.api.explain import explain
 from relprop.api.instrument import instrument
 from relprop.cards.answer import percent
-from relprop.cards.base import Card, data_uri, picture_bytes, stack
+from relprop.cards.base import Card, picture_bytes, stack
 from relprop.cards.head_parts import Parts, head_vectors, parts_of
 from relprop.cards.head_trials import ablated
 from relprop.cards.trials import UNASKED, Checks, Comparison, control_of, made_by, tried
@@ -29,6 +29,7 @@ from relprop.runner.question import Question, move_processor_options
 from relprop.runs.fingerprints import of_model
 from relprop.tracer.binding import Inputs, bind
 from relprop.views.escape import markup
+from relprop.views.page import data_uri
 from relprop.views.shown import only, target_of
 
 if TYPE_CHECKING:

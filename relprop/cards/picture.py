@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relprop.cards.base import Card, data_uri, map_uri, stack
+from relprop.cards.base import Card, map_uri, stack
 from relprop.cards.trials import Comparison
 from relprop.views.escape import markup
+from relprop.views.page import data_uri
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
