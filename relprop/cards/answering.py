@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from relprop.api.rounding import content_scores
 from relprop.cards.answer import Answer, AnswerCard, Part, Said
 from relprop.cards.trials import Checks, made_by
 from relprop.errors import OptionError
@@ -77,12 +78,8 @@ def scores_of(step: Explanation, sample: int, words: Words, own: Sequence[int] =
     last input)."""
     scores = {n: s.scores[sample].detach().double().cpu() for n, s in step.streams.items()}
     found = [float(scores[name][tokens].sum()) for name, _, tokens in words]
-    for name in step.streams:
-        one = step[name]
-        for picture in pictures_of(one):
-            stream = picture.streams[name]
-            inside = stream.content[sample].cpu()
-            found.append(float(stream.scores[sample].detach().double().cpu()[inside].sum()))
+    pictures = [picture for name in step.streams for picture in pictures_of(step[name])]
+    found += [float(content_scores(one, sample).detach().double().sum()) for one in pictures]
     return [*found, *(float(scores[next(reversed(scores))][i]) for i in own)]
 
 

@@ -16,11 +16,11 @@ from relprop.api.explain import explain
 from relprop.api.instrument import instrument
 from relprop.cards.answer import percent
 from relprop.cards.base import Card, picture_bytes, stack
-from relprop.cards.head_parts import Parts, head_vectors, parts_of
+from relprop.cards.head_parts import Parts, head_vectors, in_one_sentence, parts_of, shares_of
 from relprop.cards.head_trials import ablated
 from relprop.cards.trials import UNASKED, Checks, Comparison, control_of, made_by, tried
 from relprop.error_boundary import guarded
-from relprop.errors import InputError, counted
+from relprop.errors import InputError
 from relprop.explanation import Explanation, TokenScores
 from relprop.opening.opening import opened
 from relprop.progress import showing
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-METHOD, MOST = "transformer_attribution", 0.8  # the share that the sentence is about
+METHOD = "transformer_attribution"
 HELP = (
     "How much of the relevance map of this answer goes through each attention head, in per cent "
     "and as a bar; all heads have 100\u00a0% together. A way through several heads counts for the "
@@ -121,7 +121,7 @@ def head_view(
         called = made or f"relprop.head_view(model, inputs, target={found.target[0]!r})"
         return HeadView(
             f"Which attention heads lead to “{target_of(found, 0)}”?",
-            _said(shares_of(vectors)),
+            in_one_sentence(shares_of(vectors)),
             Checks(tuple(found.concerns(0)), control, APART),
             made_by(found.method, found.rules, of_model(module), called),
             found,
@@ -129,25 +129,6 @@ def head_view(
             _seen(only(found, "head_view()"), bound),
             without,
         )
-
-
-def shares_of(vectors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Each head's share of the whole, for each block (heads,)."""
-    total = sum(float(vector.sum()) for vector in vectors)
-    return tuple(vector.sum(1) / total for vector in vectors)
-
-
-def _said(shares: tuple[Tensor, ...]) -> str:
-    """How few heads carry most of the map, and which is the strongest."""
-    flat = torch.cat(shares)
-    few = int((flat.sort(descending=True).values.cumsum(0) < MOST - 1e-9).sum()) + 1
-    layer = max(range(len(shares)), key=lambda i: float(shares[i].max()))
-    head, share = int(shares[layer].argmax()), float(shares[layer].max())
-    return (
-        f"{few} of {counted(len(flat), 'attention head')} carr{'ies' if few == 1 else 'y'} "
-        f"{percent(MOST)} of the relevance map; the strongest is head {head} of layer {layer} "
-        f"({percent(share)})."
-    )
 
 
 def _seen(stream: TokenScores, bound: Inputs) -> np.ndarray | None:

@@ -15,7 +15,7 @@ from relprop.adapters import adapter_for
 from relprop.api.explain import explain
 from relprop.api.rounding import content_scores, rank_correlation
 from relprop.cards import covering
-from relprop.cards.answering import scores_of, words_of
+from relprop.cards.answering import probability_of, scores_of, words_of
 from relprop.cards.trials import chance_of, places_of
 from relprop.data import Sample
 from relprop.errors import RelpropError, counted, first_line, quietly
@@ -51,8 +51,7 @@ class CheckedMap:
     @property
     def probability(self) -> float | None:
         """How likely the model finds the explained class, if it is one."""
-        found = self.explanation.probability
-        return None if found is None else float(found[0])
+        return probability_of(self.explanation, 0)
 
     @property
     def concerns(self) -> list[str]:
