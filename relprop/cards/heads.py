@@ -153,14 +153,14 @@ class HeadView(Card):
     ``explanation``: the map, with its blocks. ``vectors``: for each block in forward order what of
     the scores goes through each of its heads, (heads, tokens); all of them add up to
     ``explanation.scores``. ``seen``: the picture that the model saw, bytes (H, W, 3).
-    ``without``: what the model says without the strongest heads, or why that is not known.
+    ``ablation``: what the model says without the strongest heads, or why that is not known.
     """
 
     script: ClassVar[str] = "heads.js"
     explanation: Explanation
     vectors: tuple[Tensor, ...]
     seen: np.ndarray | None
-    without: Comparison | str
+    ablation: Comparison | str
 
     @property
     def shares(self) -> tuple[Tensor, ...]:
@@ -198,8 +198,10 @@ class HeadView(Card):
             words = " ".join(f"<bdi>{markup(name)}</bdi>" for name in names)
             shown = f"<p>{words}</p><figcaption>What the model read</figcaption>"
             large = '<p id="large"></p>'
-        without = f"No heads were taken away: {self.without}."
-        without = without if isinstance(self.without, str) else self.without.sentence
+        if isinstance(self.ablation, str):
+            without = f"No heads were taken away: {self.ablation}."
+        else:
+            without = self.ablation.sentence
         return (
             f'<section class="side"><figure>{shown}</figure><figure>{large}'
             '<figcaption id="which" aria-live="polite"></figcaption></figure></section>'

@@ -91,7 +91,7 @@ def test_a_loop_by_hand_finds_the_same(name):
 
 
 def test_without_strongest_heads_is_what_hooks_find(view, scene):
-    model, taken = digit_scene_model(), view.without
+    model, taken = digit_scene_model(), view.ablation
     for block in model.blocks:
         block.attn.fused_attn = False
     order = torch.cat(view.shares).argsort(descending=True)[:5].tolist()
@@ -250,8 +250,8 @@ def test_the_picture_is_drawn(view, tmp_path):
 
 def test_without_a_probability_the_explained_value_is_shown():
     view = relprop.head_view(small_vit(), IMAGE, lambda out: out[0, 0] + out[0, 1])
-    assert view.without.what.startswith("explained value")
-    assert "the 2 strongest heads" in view.without.sentence
+    assert view.ablation.what.startswith("explained value")
+    assert "the 2 strongest heads" in view.ablation.sentence
 
 
 def test_a_map_that_cannot_be_set_is_told(view):
