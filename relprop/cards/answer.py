@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from relprop.cards.base import Card, data_uri
+from relprop.cards.base import Card, stack
 from relprop.views.escape import markup, visible
-from relprop.views.overlay import grey, opacity
+from relprop.views.page import data_uri
 from relprop.views.token_maps import Maps
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LONG = 10_000  # characters of a text that are shown
 FEW_WORDS = 3  # that are named of a prompt of one sentence
-FEW, SMALL = 8, 0.02  # of more parts those with a smaller share are shown as one line each
+SMALL = 0.02  # of many parts those with a smaller share are left out of a figure
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,6 @@ class Answer:
     shares of the whole answer."""
 
     text: str
-
     words: tuple[str, ...]
     parts: tuple[Part, ...]
     said: tuple[Said, ...]
@@ -94,30 +93,26 @@ class AnswerCard(Card):
     """``answers``: one per sample. ``signed``: whether scores speak for and against; ``signed_by``:
     the method of "why not", where it was asked; ``why_not_unasked``: why it was not."""
 
+    script: ClassVar[str] = "answer.js"
     answers: tuple[Answer, ...]
     signed: bool
     signed_by: str = ""
     why_not_unasked: str = ""
 
-    def _scripts(self) -> tuple[str, ...]:
-        return ("answer.js",)
-
     def _data(self) -> Mapping[str, Any]:
-        levels = [round(float(o), 3) for o in opacity(np.arange(101) / 100)]
         return {
-            "opacity": levels,
             "signedBy": self.signed_by,
             "answers": [
                 {
-                    "whole": _rounded(one.whole),
+                    "whole": np.round(one.whole, 4).tolist(),
                     "parts": [list(part.words) for part in one.parts],
                     "words": len(one.words),
-                    "maps": [_cells(m.shares) for m in one.maps],
+                    "maps": [(100 * m.shares).round().tolist() for m in one.maps],
                     "said": [
                         {
                             "text": visible(said.text, 200),
-                            "shares": _rounded(said.shares),
-                            "against": said.against and _rounded(said.against),
+                            "shares": np.round(said.shares, 4).tolist(),
+                            "against": said.against and np.round(said.against, 4).tolist(),
                             "says": _probabilities(said),
                             "other": visible(said.others[0][0], 60) if said.others else "",
                         }
@@ -132,11 +127,14 @@ class AnswerCard(Card):
         return "".join(self._section(k, one) for k, one in enumerate(self.answers))
 
     def _section(self, number: int, one: Answer) -> str:
-        chips = "".join(
-            f'<button type="button" class="chip" data-said="{k}" aria-pressed="false">'
-            f"<span>{markup(said.text, LONG) or '&nbsp;'}</span>{_chance(said)}</button>"
-            for k, said in enumerate(one.said)
-        )
+        chips = ""
+        for k, said in enumerate(one.said):
+            chance = said.probability
+            chips += (
+                f'<button type="button" class="chip" data-said="{k}" aria-pressed="false">'
+                f"<span>{markup(said.text, LONG) or '&nbsp;'}</span>"
+                f"{'' if chance is None else f'<small>{percent(chance)}</small>'}</button>"
+            )
         colours = "Orange speaks for it, blue against it. " if self.signed else ""
         if self.why_not_unasked:
             colours += f"There is no “why not”: {markup(self.why_not_unasked, 300)}."
@@ -153,25 +151,20 @@ class AnswerCard(Card):
         )
 
     def _parts(self, one: Answer) -> str:
-        """A row for every sentence, and one for pictures and for the answer's own words."""
+        """A row for every sentence, and one for pictures and for the answer's own words; the script
+        shades them."""
         found, shown, heading = one.of_parts(one.whole), [], ""
-        most = max(map(abs, found), default=0.0) or 1.0
         size = sum(map(abs, one.whole)) or 1.0
-        top = max(map(abs, one.whole), default=0.0) or 1.0
         for k, (name, share) in enumerate(zip(one.names(), found, strict=True)):
-            part = one.parts[k] if k < len(one.parts) else Part(name, ())
-            if k < len(one.parts) and part.heading != heading:
+            part = one.parts[k] if k < len(one.parts) else Part(name, (), heading)
+            if part.heading != heading:
                 heading = part.heading
                 shown.append(f"<h3>{markup(heading, 200)}</h3>")
-            if k == len(found) - 1 and share == 0:
-                shown.append('<div class="part" data-part hidden>')
-            else:
-                small = k < len(one.parts) > FEW and abs(share) / size < SMALL
-                shown.append(f'<div class="part{" small" if small else ""}" data-part>')
+            hidden = " hidden" if k == len(found) - 1 and share == 0 else ""
             shown.append(
-                f'<b data-percent>{share / size:.0%}</b><span class="track"><span '
-                f'style="width:{100 * abs(share) / most:.1f}%"></span></span>'
-                f'<p dir="auto">{_shaded(part, one, top)}</p></div>'
+                f'<div class="part" data-part{hidden}><b data-percent>{share / size:.0%}</b>'
+                f'<span class="track"><span></span></span><p dir="auto">{_words(part, one)}</p>'
+                "</div>"
             )
         return "".join(shown)
 
@@ -179,18 +172,11 @@ class AnswerCard(Card):
         """Each picture, grey, under a canvas of its map."""
         shown = []
         for m in one.maps:
-            height, width = m.shares.shape[1:]
-            image = ""
-            ratio = f"{width}/{height}"
-            if m.seen is not None:
-                shades = np.repeat(grey(m.seen / 255)[..., None] * 255, 3, -1).round()
-                image = f'<img alt="the picture" src="{data_uri(shades.astype(np.uint8))}">'
-                ratio = f"{m.seen.shape[1]}/{m.seen.shape[0]}"
-            shown.append(
-                f'<div class="stack" style="aspect-ratio:{ratio}">{image}<canvas width="{width}" '
-                f'height="{height}" role="img" aria-label="map of {markup(m.name)}"></canvas>'
-                "</div>"
-            )
+            rows, columns = m.shares.shape[1:]
+            canvas = f'<canvas width="{columns}" height="{rows}" role="img" '
+            canvas += f'aria-label="map of {markup(m.name)}"></canvas>'
+            seen = ("", (rows, columns)) if m.seen is None else (data_uri(m.seen), m.seen.shape)
+            shown.append(stack(*seen, canvas))
         return f'<div class="side">{"".join(shown)}</div>' if shown else ""
 
     def _figure(self) -> Figure:
@@ -224,55 +210,34 @@ class AnswerCard(Card):
         return fig
 
 
-def _shaded(part: Part, one: Answer, top: float) -> str:
-    """A sentence as it was written, its words on shaded ground; ``top``: the largest share."""
+def _words(part: Part, one: Answer) -> str:
+    """A sentence as it was written, each of its words by itself."""
     shown, at, text = "", 0, part.text
     for i in part.words:
-        word, share = one.words[i], one.whole[i]
+        word = one.words[i]
         start = text.lower().find(word.lower(), at)
         if start < 0:  # a tokenizer changed it
-            start = end = at
             shown += " "
         else:
-            shown, end = shown + markup(text[at:start], LONG), start + len(word)
-            word = text[start:end]
-        shown += (
-            f'<span class="shade{" against" if share < 0 else ""}" data-word="{i}" '
-            f'style="--s:{100 * abs(share) / top:.0f}%">{markup(word, LONG)}</span>'
-        )
-        at = end
+            shown += markup(text[at:start], LONG)
+            at = start + len(word)
+            word = text[start:at]
+        shown += f'<span class="shade" data-word="{i}">{markup(word, LONG)}</span>'
     return shown + markup(text[at:] if at or not part.words else "", LONG)
 
 
-def percent(probability: float, digits: int = 0) -> str:
-    """A probability that is neither 0 nor 1 is not written as one of them."""
-    least = 0.5 / 10 ** (digits + 2)
-    if probability < least:
-        return f"under {2 * least:.{digits}%}"
-    return (
-        f"over {1 - 2 * least:.{digits}%}"
-        if probability > 1 - least
-        else f"{probability:.{digits}%}"
-    )
-
-
-def _chance(said: Said) -> str:
-    return "" if said.probability is None else f"<small>{percent(said.probability)}</small>"
+def percent(share: float) -> str:
+    """A share or a probability as people read it; what is neither 0 nor 1 is not written so."""
+    if share < 0.0005:
+        return "under 0.1%"
+    if share > 0.9995:
+        return "over 99.9%"
+    return f"{share:.0%}" if 0.0995 <= share < 0.9895 else f"{share:.1%}"
 
 
 def _probabilities(said: Said) -> str:
     """How sure the model was of a part, and what it would have said otherwise."""
-    own = "" if said.probability is None else f": {percent(said.probability, 1)}"
-    others = ", ".join(f"“{visible(text, 60)}” {percent(p, 1)}" for text, p in said.others)
+    own = "" if said.probability is None else f": {percent(said.probability)}"
+    others = ", ".join(f"“{visible(text, 60)}” {percent(p)}" for text, p in said.others)
     next_best = f" Next best: {others}." if others else ""
     return f"“{visible(said.text, 200)}”{own}.{next_best}"
-
-
-def _rounded(shares: Sequence[float]) -> list[float]:
-    return [round(share, 4) for share in shares]
-
-
-def _cells(shares: np.ndarray) -> list[list[int]]:
-    """Maps (parts of the answer, h, w) in hundredths of the strongest score."""
-    whole: list[list[int]] = np.round(100 * shares).astype(int).reshape(len(shares), -1).tolist()
-    return whole

@@ -9,8 +9,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from relprop.api.rounding import content_scores
 from relprop.cards.answer import Answer, AnswerCard, Part, Said
-from relprop.cards.trials import Checks
+from relprop.cards.trials import Checks, made_by
 from relprop.errors import OptionError
 from relprop.explanation.whole import answer_text, whole
 from relprop.methods import METHODS
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 #: A token of the model's own, which is no part of what was said; and several alike in a row.
 MARK = re.compile(r"<[^\s<>]+>|\[[A-Z]+\]")
 ALIKE = re.compile(rf"(({MARK.pattern})\s*)(\2\s*)+")
-UNASKED = "relprop.card(model, ...) asks the model for it"
+ELSEWHERE = "relprop.card(model, ...) asks the model for it"
+UNASKED = Checks((), ELSEWHERE, ELSEWHERE)
 
 Words = list[tuple[str, str, list[int]]]
 """Input, word and its tokens, in order."""
@@ -76,12 +78,8 @@ def scores_of(step: Explanation, sample: int, words: Words, own: Sequence[int] =
     last input)."""
     scores = {n: s.scores[sample].detach().double().cpu() for n, s in step.streams.items()}
     found = [float(scores[name][tokens].sum()) for name, _, tokens in words]
-    for name in step.streams:
-        one = step[name]
-        for picture in pictures_of(one):
-            stream = picture.streams[name]
-            inside = stream.content[sample].cpu()
-            found.append(float(stream.scores[sample].detach().double().cpu()[inside].sum()))
+    pictures = [picture for name in step.streams for picture in pictures_of(step[name])]
+    found += [float(content_scores(one, sample).detach().double().sum()) for one in pictures]
     return [*found, *(float(scores[next(reversed(scores))][i]) for i in own)]
 
 
@@ -150,17 +148,16 @@ def card_of_generation(generation: Generation, title: str | None) -> AnswerCard:
     """A generation's card without anything asked of the model anew."""
     first = generation.steps[0]
     answers = tuple(of_generation(generation, i) for i in range(len(generation)))
-    checks = Checks(why_no_control=UNASKED, why_no_deletion=UNASKED)
-    title = title or "What does the answer rest on?"
     said = answers[0].sentence if len(answers) == 1 else f"{len(answers)} answers."
-    return AnswerCard(title, said, checks, _made(first), answers, is_signed(first))
+    title = title or "What does the answer rest on?"
+    made = made_by(first.method, first.rules)
+    return AnswerCard(title, said, UNASKED, made, answers, is_signed(first))
 
 
 def card_of_citations(citations: Citations, title: str | None) -> AnswerCard:
     """A card whose parts are passages, under their documents, and of which every sentence of the
     answer is a part."""
-    first = citations.explanations[0]
-    rows = citations.scores.double().tolist()
+    first, rows = citations.explanations[0], citations.scores.double().tolist()
     said = tuple(
         Said(one.text, shares(row), math.exp(min(0.0, float(e.output[0]))))
         for one, row, e in zip(citations.sentences, rows, citations.explanations, strict=True)
@@ -169,16 +166,9 @@ def card_of_citations(citations: Citations, title: str | None) -> AnswerCard:
     parts = tuple(Part(p.text, (i,), f"document {p.document}") for i, p in enumerate(passages))
     words = tuple(p.text for p in passages)
     answer = Answer(citations.answer, words, parts, said, (), summed(rows))
-    checks = Checks(why_no_control=UNASKED, why_no_deletion=UNASKED)
     title = title or "What does each sentence of the answer rest on?"
-    signed = bool((citations.scores < 0).any())
-    return AnswerCard(title, answer.sentence, checks, _made(first), (answer,), signed)
-
-
-def _made(first: Explanation) -> str:
-    from relprop import __version__
-
-    return f"relprop {__version__} · {first.method}, rules {first.rules}"
+    signed, made = bool((citations.scores < 0).any()), made_by(first.method, first.rules)
+    return AnswerCard(title, answer.sentence, UNASKED, made, (answer,), signed)
 
 
 def is_signed(explanation: Explanation) -> bool:

@@ -3,22 +3,23 @@ says how it was made; as one HTML file, in a notebook and as a PNG."""
 
 from __future__ import annotations
 
-import base64
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from torch import Tensor
 
 from relprop.cards.trials import Checks
 from relprop.error_boundary import guarded
+from relprop.views.colours import ramps
 from relprop.views.escape import markup
-from relprop.views.page import png
+from relprop.views.page import data_uri
 from relprop.writing import written
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Card(ABC):
     these were measured. ``made``: version, weights, method, date and call in one line.
     """
 
+    script: ClassVar[str]  # the file beside ``card.js``
     title: str
     said: str
     checks: Checks
@@ -56,20 +58,16 @@ class Card(ABC):
         """The same as a matplotlib figure."""
 
     def _data(self) -> Mapping[str, Any]:
-        """What the page's script reads."""
+        """What the page's script reads, beside the colours."""
         return {}
-
-    def _scripts(self) -> tuple[str, ...]:
-        """Names of the script files beside ``card.js``."""
-        return ()
 
     def _checks(self) -> str:
         """How far to trust it, as HTML."""
         return self.checks.html()
 
     def _html(self) -> str:
-        data = json.dumps(self._data(), separators=(",", ":")).replace("<", "\\u003c")
-        script = "\n".join(_file(name) for name in ("card.js", *self._scripts()))
+        data = {**self._data(), "colours": ramps()["light"]}
+        written = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
         return (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -79,8 +77,8 @@ class Card(ABC):
             f'<p class="said">{markup(self.said, 2000)}</p>{self._body()}'
             f'{self._checks()}<footer><p id="made"><code>{markup(self.made, 2000)}</code></p>'
             '<button type="button" data-copy="made">Copy this line</button></footer></main>'
-            f'<script type="application/json" id="data">{data}</script><script>{script}</script>'
-            "</body></html>\n"
+            f'<script type="application/json" id="data">{written}</script>'
+            f"<script>{_file('card.js')}\n{_file(self.script)}</script></body></html>\n"
         )
 
     def to_html(self, path: str | Path) -> Path:
@@ -118,6 +116,25 @@ def _file(name: str) -> str:
     return resources.files("relprop.cards").joinpath(name).read_text(encoding="utf-8")
 
 
-def data_uri(pixels: np.ndarray) -> str:
-    """A picture in a page: bytes (H, W, 3) or (H, W) of one grey channel."""
-    return "data:image/png;base64," + base64.b64encode(png(pixels)).decode("ascii")
+def map_uri(shares: np.ndarray) -> str:
+    """A map for the page's scripts, of shares of the strongest in [−1, 1], (H, W): 128 is nothing,
+    255 the strongest for the answer, 1 against it."""
+    return data_uri(np.round(128 + 127 * shares.clip(-1, 1)).astype(np.uint8))
+
+
+def picture_bytes(image: Tensor) -> np.ndarray:
+    """A picture (channels, H, W) as bytes (H, W, 3): one that is not in [0, 1] is stretched, of 2
+    channels or many their mean is taken."""
+    shown = image.detach().float().cpu()
+    shown = shown if len(shown) in (1, 3) else shown.mean(0, keepdim=True)
+    low, high = shown.aminmax()
+    if low < 0 or high > 1:
+        shown = (shown - low) / (high - low).clamp(min=1e-12)
+    found: np.ndarray = (255 * shown).round().byte().expand(3, -1, -1).movedim(0, -1).numpy()
+    return found
+
+
+def stack(uri: str, size: Sequence[int], over: str = "") -> str:
+    """A picture (none: ``""``) of a size (H, W), and HTML that lies over it."""
+    image = uri and f'<img alt="the picture" src="{uri}">'
+    return f'<div class="stack" style="aspect-ratio:{size[1]}/{size[0]}">{image}{over}</div>'

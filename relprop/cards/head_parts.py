@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relprop.errors import OptionError, message
+from relprop.cards.answer import percent
+from relprop.errors import OptionError, counted, message
 from relprop.explanation import Explanation
 from relprop.views.escape import visible
 from relprop.views.heat import patches
@@ -18,6 +19,7 @@ from relprop.views.shown import named, only, units
 
 OFF = 1e-4  # of the largest score, which the heads' parts may miss
 STRIP = 24  # words in a row of a small map
+MOST = 0.8  # the share that the sentence is about
 
 
 def head_vectors(explanation: Explanation) -> tuple[Tensor, ...]:
@@ -97,8 +99,20 @@ def parts_of(explanation: Explanation, vectors: Sequence[Tensor]) -> list[Parts]
     return made
 
 
-def percent(share: float) -> str:
-    """A share as people read it, on one line."""
-    if 0 < share < 0.001:
-        return "<\u00a00.1\u00a0%"
-    return f"{100 * share:.{0 if share >= 0.0995 or not share else 1}f}\u00a0%"
+def shares_of(vectors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Each head's share of the whole, for each block (heads,)."""
+    total = sum(float(vector.sum()) for vector in vectors)
+    return tuple(vector.sum(1) / total for vector in vectors)
+
+
+def in_one_sentence(shares: tuple[Tensor, ...]) -> str:
+    """How few heads carry most of the map, and which is the strongest."""
+    flat = torch.cat(shares)
+    few = int((flat.sort(descending=True).values.cumsum(0) < MOST - 1e-9).sum()) + 1
+    layer = max(range(len(shares)), key=lambda i: float(shares[i].max()))
+    head, share = int(shares[layer].argmax()), float(shares[layer].max())
+    return (
+        f"{few} of {counted(len(flat), 'attention head')} carr{'ies' if few == 1 else 'y'} "
+        f"{percent(MOST)} of the relevance map; the strongest is head {head} of layer {layer} "
+        f"({percent(share)})."
+    )

@@ -4,14 +4,14 @@ strongest of a head view, beside as many drawn by chance."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from relprop.api.instrument import Instrument
-from relprop.cards.trials import chance_of
+from relprop.cards.trials import Comparison, chance_named, chance_of
 from relprop.errors import OptionError
 from relprop.explanation import Block, Explanation
 from relprop.progress import with_progress
@@ -21,58 +21,9 @@ from relprop.targets.outputs import class_output
 DRAWS, AT_ONCE, ENOUGH = 20, 5, 15  # of fewer than 15 heads a quarter is taken away at once
 
 
-@dataclass(frozen=True)
-class Ablation:
-    """What the model says with ``count`` heads ablated, each head's attention replaced by its mean
-    over the queries. ``by_share``: the strongest; ``by_chance``: as many of the others, ``DRAWS``
-    times; ``what``: what the numbers are (``"probability of 'cat'"``)."""
-
-    count: int
-    before: float
-    by_share: float
-    by_chance: tuple[float, ...]
-    what: str
-
-    @property
-    def chance(self) -> tuple[float, float, float]:
-        """What the draws leave: the 5 % quantile, the median, the 95 % quantile."""
-        at = torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)
-        low, middle, high = torch.tensor(self.by_chance).double().quantile(at).tolist()
-        return low, middle, high
-
-    def _written(self, value: float) -> str:
-        """A number as it is shown: three digits."""
-        decimals = self.what.startswith("probability") and value >= 0.1
-        return f"{value:.3f}" if decimals else f"{value:.3g}"
-
-    @property
-    def verdict(self) -> str:
-        """Whether the strongest heads do more than others, as far as the shown digits tell."""
-        low, _, high, found = (float(self._written(v)) for v in (*self.chance, self.by_share))
-        heads = "one head" if self.count == 1 else f"{self.count} heads"
-        if found < low:
-            return f"That is more than {heads} drawn by chance."
-        if found > high:
-            return f"That is less than {heads} drawn by chance: others matter more here."
-        return f"That is no more than {heads} drawn by chance."
-
-    @property
-    def sentence(self) -> str:
-        """The numbers, and what they say."""
-        low, middle, high = map(self._written, self.chance)
-        one = self.count == 1
-        heads = "one head" if one else f"{self.count} heads"
-        return (
-            f"Taking the {'strongest head' if one else f'{self.count} strongest heads'} away takes "
-            f"the {self.what} from {self._written(self.before)} to {self._written(self.by_share)}; "
-            f"{heads} drawn by chance among the others, to {middle} (median of "
-            f"{len(self.by_chance)} draws; 5–95\u00a0%: {low} to {high}). {self.verdict}"
-        )
-
-
 def ablated(
     probe: Instrument, explanation: Explanation, shares: Sequence[Tensor], processor: Any = None
-) -> Ablation:
+) -> Comparison:
     """Take heads away in a run under observation, for the target that was explained. ``shares``:
     for each block (heads,); ``processor``: what read the input, if
     anything did. Raises ``OptionError`` where a head's attention map cannot be set."""
@@ -99,10 +50,23 @@ def ablated(
         return answer()
 
     every = [order[:0], order[:count], *some]
-    before, by_share, *by_chance = [
-        without(h) for h in with_progress(every, "taking heads away", len(every))
-    ]
-    return Ablation(count, before, by_share, tuple(by_chance), what)
+    said = [without(heads) for heads in with_progress(every, "taking heads away", len(every))]
+    return compared(count, said, what)
+
+
+def compared(count: int, found: Sequence[float], what: str) -> Comparison:
+    """What taking the ``count`` strongest heads away does, beside as many of the others. ``found``:
+    what the model says with all heads, without the strongest, and without each draw."""
+    one = count == 1
+    some = "one head" if one else f"{count} heads"
+    verdicts = (
+        f"That is more than {some} drawn by chance.",
+        f"That is no more than {some} drawn by chance.",
+        f"That is less than {some} drawn by chance: others matter more here.",
+    )
+    done = f"Taking the {'strongest head' if one else f'{count} strongest heads'} away"
+    beside = f"{some} drawn by chance among the others"
+    return Comparison(found[0], found[1], tuple(found[2:]), what, done, beside, verdicts)
 
 
 def _set_evenly(probe: Instrument, blocks: Sequence[Block]) -> list[str]:
@@ -115,11 +79,7 @@ def _set_evenly(probe: Instrument, blocks: Sequence[Block]) -> list[str]:
         site = next((s for s in left if s.path == block.path), None)
         name = labels.get(site.attention, "") if site else ""
         found = probe.value(name)[name] if name else None
-        if (
-            site is None
-            or found is None
-            or not _same(found.mT if site.transposed else found, block)
-        ):
+        if not site or found is None or not _same(found.mT if site.transposed else found, block):
             raise OptionError(f"the attention map of {block.path!r} cannot be set")
         left.remove(site)
         names[name] = site.transposed
@@ -146,10 +106,7 @@ def _answer(
 ) -> tuple[str, Callable[[], float]]:
     """What the numbers are, and the one of the run as it is now: a probability where that can be
     known, else y_t."""
-    target, chance, known = explanation.target, chance_of(explanation), explanation.probability
-    label = None if explanation.labels is None else explanation.labels[0]
-    kind = "class" if isinstance(target[0], int) else "output element"
-    named = f"{kind} {target[0]}" if label is None else label if "'" in label else repr(label)
+    known, chance = explanation.probability, chance_of(explanation)
     if known is None and chance is None:
         what = "explained value (of which no probability is known)"
         return what, lambda: float(probe.output()[0])
@@ -159,8 +116,7 @@ def _answer(
         if known is None and chance is not None:
             logits: Any = outputs[class_output(program).node]
             return float(chance(logits.detach().reshape(1, -1))[0])
-        found: Any = names_of(probe.session, outputs, target, processor).probability
+        found: Any = names_of(probe.session, outputs, explanation.target, processor).probability
         return float(found[0])
 
-    by = "softmax" if explanation.predictions is not None else "sigmoid"
-    return f"probability of {named}{f' (by a {by})' if known is None else ''}", probability
+    return chance_named(explanation), probability

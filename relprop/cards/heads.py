@@ -3,11 +3,10 @@ own, and what the model says without the strongest."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,26 +14,29 @@ from torch import Tensor, nn
 
 from relprop.api.explain import explain
 from relprop.api.instrument import instrument
-from relprop.cards.base import Card, data_uri
-from relprop.cards.head_parts import Parts, head_vectors, parts_of, percent
-from relprop.cards.head_trials import Ablation, ablated
-from relprop.cards.trials import Checks, control_of, made_by
+from relprop.cards.answer import percent
+from relprop.cards.base import Card, picture_bytes, stack
+from relprop.cards.head_parts import Parts, head_vectors, in_one_sentence, parts_of, shares_of
+from relprop.cards.head_trials import ablated
+from relprop.cards.trials import UNASKED, Checks, Comparison, control_of, made_by, tried
 from relprop.error_boundary import guarded
-from relprop.errors import InputError, RelpropError, counted, first_line, message
-from relprop.explanation import Explanation
+from relprop.errors import InputError
+from relprop.explanation import Explanation, TokenScores
 from relprop.opening.opening import opened
-from relprop.progress import doing, showing
+from relprop.progress import showing
 from relprop.rules import RuleSet
 from relprop.runner.question import Question, move_processor_options
+from relprop.runs.fingerprints import of_model
 from relprop.tracer.binding import Inputs, bind
 from relprop.views.escape import markup
+from relprop.views.page import data_uri
 from relprop.views.shown import only, target_of
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Result = TypeVar("Result")
-METHOD, MOST = "transformer_attribution", 0.8  # the share that the sentence is about
+METHOD = "transformer_attribution"
 HELP = (
     "How much of the relevance map of this answer goes through each attention head, in per cent "
     "and as a bar; all heads have 100\u00a0% together. A way through several heads counts for the "
@@ -43,6 +45,9 @@ HELP = (
     "each head; both counted from 0. Click a map to enlarge it, or go to it with the arrow keys "
     "and press Enter."
 )
+APART = "heads are taken away here instead of parts of the input"
+LEFT, BESIDE = 3.4, 0.9  # inches of the figure: the left part, and the room around it
+SIDE, STRIP_HIGH = 0.7, 0.4  # inches of a small map, and how high a text's is
 TAKEN = (
     "A head is taken away by replacing its attention with its mean over the queries: it still "
     "passes something on, the same to every token."
@@ -92,83 +97,52 @@ def head_view(
         inputs, (question,) = move_processor_options(inputs, [Question(METHOD, options, rules)])
         module, given = opened(model, inputs, processor, trust_remote_code=trust_remote_code)
         bound = bind(given.inputs)
-        how: dict[str, Any] = {"rules": rules, "precision": precision}
         if bound.batch != 1:
             fact = f"head_view() shows one sample, and these are {bound.batch}"
-            raise InputError(message(fact, then=["a call for each sample: inputs[:1]"]))
+            raise InputError(fact, then=["a call for each sample: inputs[:1]"])
+        how: dict[str, Any] = {"rules": rules, "precision": precision}
 
         def again(other: nn.Module, aim: Any, **more: Any) -> Explanation:
             return explain(other, given, aim, method=METHOD, **how, **question.settings, **more)
 
         found = again(module, target, keep="blocks")
         vectors = head_vectors(found)
-        known = isinstance(found.target[0], int | tuple)
-        aim = list(found.target) if known else target
-        shares = shares_of(vectors)
+        aim = list(found.target) if isinstance(found.target[0], int | tuple) else target
 
-        def taken() -> Ablation:
+        def taken() -> Comparison:
             with instrument(module, given, aim, verify=False, **how) as probe:
-                return ablated(probe, found, shares, given.processor)
+                return ablated(probe, found, shares_of(vectors), given.processor)
 
-        def shuffled_alike() -> float:
-            with doing("the model with shuffled weights"):
-                return control_of(found, lambda other: again(other, aim), module)
-
-        ablation, why = _tried(taken) if checks else (None, Checks.why_no_control)
-        control, unknown = _tried(shuffled_alike) if checks else (None, Checks.why_no_control)
-        apart = "heads are taken away here instead of parts of the input"
-        judged = Checks(control, None, tuple(found.concerns(0)), unknown, apart)
+        without: Comparison | str = UNASKED
+        control: float | str = UNASKED
+        if checks:
+            without = tried(taken, "taking heads away")
+            control = control_of(module, found, lambda other: again(other, aim))
         called = made or f"relprop.head_view(model, inputs, target={found.target[0]!r})"
-        title = f"Which attention heads lead to “{target_of(found, 0)}”?"
-        said, line = _said(shares), made_by(module, found, called)
-        seen = _seen(found, bound)
-        return HeadView(title, said, judged, line, found, vectors, seen, ablation, why)
+        return HeadView(
+            f"Which attention heads lead to “{target_of(found, 0)}”?",
+            in_one_sentence(shares_of(vectors)),
+            Checks(tuple(found.concerns(0)), control, APART),
+            made_by(found.method, found.rules, of_model(module), called),
+            found,
+            vectors,
+            _seen(only(found, "head_view()"), bound),
+            without,
+        )
 
 
-def _tried(measured: Callable[[], Result]) -> tuple[Result | None, str]:
-    """What was measured, or why nobody knows."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is wrong with another model's map is no matter
-        try:
-            return measured(), ""
-        except RelpropError as error:
-            return None, first_line(error)
-
-
-def shares_of(vectors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Each head's share of the whole, for each block (heads,)."""
-    total = sum(float(vector.sum()) for vector in vectors)
-    return tuple(vector.sum(1) / total for vector in vectors)
-
-
-def _said(shares: tuple[Tensor, ...]) -> str:
-    """How few heads carry most of the map, and which is the strongest."""
-    flat = torch.cat(shares)
-    few = int((flat.sort(descending=True).values.cumsum(0) < MOST - 1e-9).sum()) + 1
-    layer = max(range(len(shares)), key=lambda i: float(shares[i].max()))
-    head, share = int(shares[layer].argmax()), float(shares[layer].max())
-    return (
-        f"{few} of {counted(len(flat), 'attention head')} carr{'ies' if few == 1 else 'y'} "
-        f"{percent(MOST)} of the relevance map; the strongest is head {head} of layer {layer} "
-        f"({percent(share)})."
-    )
-
-
-def _seen(explanation: Explanation, bound: Inputs) -> np.ndarray | None:
+def _seen(stream: TokenScores, bound: Inputs) -> np.ndarray | None:
     """The picture that the model saw, bytes (H, W, 3): the part of the kept one, else the input's
-    own numbers stretched from black to white; ``None`` for what is no single picture."""
-    stream = only(explanation, "head_view()")
+    own numbers; ``None`` for what is no single picture."""
     if stream.grid is None or len(stream.grid) != 2 or stream.clock is not None:
         return None
     kept = None if stream.originals is None else stream.originals[0].seen()
-    if kept is None:
-        kept = dict(zip(bound.names, bound.tensors, strict=True)).get(stream.name)
-        if kept is None or kept.dim() != 4 or kept.shape[1] not in (1, 3):
-            return None
-        low, high = kept[0].aminmax()
-        kept = (kept[0].detach().cpu() - low.cpu()) / (high - low).clamp(min=1e-9).cpu() * 255
-    found: np.ndarray = kept.float().round().byte().expand(3, -1, -1).movedim(0, -1).numpy()
-    return found
+    if kept is not None:
+        return picture_bytes(kept / 255)
+    own = dict(zip(bound.names, bound.tensors, strict=True)).get(stream.name)
+    if own is None or own.dim() != 4 or own.shape[1] not in (1, 3):
+        return None
+    return picture_bytes(own[0])
 
 
 @guarded
@@ -178,15 +152,15 @@ class HeadView(Card):
 
     ``explanation``: the map, with its blocks. ``vectors``: for each block in forward order what of
     the scores goes through each of its heads, (heads, tokens); all of them add up to
-    ``explanation.scores``. ``seen``: the picture that the model saw, bytes (H, W, 3). ``ablation``:
-    what the model says without the strongest heads; ``None`` with ``why_no_ablation``.
+    ``explanation.scores``. ``seen``: the picture that the model saw, bytes (H, W, 3).
+    ``ablation``: what the model says without the strongest heads, or why that is not known.
     """
 
+    script: ClassVar[str] = "heads.js"
     explanation: Explanation
     vectors: tuple[Tensor, ...]
     seen: np.ndarray | None
-    ablation: Ablation | None
-    why_no_ablation: str
+    ablation: Comparison | str
 
     @property
     def shares(self) -> tuple[Tensor, ...]:
@@ -198,45 +172,44 @@ class HeadView(Card):
         """What goes through all heads together, patch by patch or word by word."""
         return parts_of(self.explanation, [torch.cat(self.vectors).sum(0)])[0]
 
-    def _scripts(self) -> tuple[str, ...]:
-        return ("heads.js",)
-
     def _data(self) -> Mapping[str, Any]:
         """All heads in forward order, and last what goes through all together; cells as numbers to
         255, of the strongest one of each head."""
-        total = float(torch.cat(self.vectors).sum())
-        heads = []
-        for layer, vectors in enumerate(self.vectors):
-            path = (self.explanation.blocks or ())[layer].path
+        total, heads = float(torch.cat(self.vectors).sum()), []
+        for layer, (vectors, shares) in enumerate(zip(self.vectors, self.shares, strict=True)):
+            module = f"module {(self.explanation.blocks or ())[layer].path}"
             for head, part in enumerate(parts_of(self.explanation, list(vectors))):
-                share = percent(float(vectors[head].sum()) / total)
-                heads.append(_shown(f"layer {layer}, head {head}: {share}", path, part, total))
-        heads.append(_shown("all heads together: 100\u00a0%", "", self.whole, total))
-        names, (rows, columns) = self.whole.names, self.whole.cells.shape
+                label = f"Layer {layer}, head {head}: {percent(float(shares[head]))}, {module}"
+                heads.append(_shown(label, part, total))
+        heads.append(_shown("All heads together: 100%", self.whole, total))
+        rows, columns = self.whole.cells.shape
         first = int(torch.cat(self.shares).argmax())
-        return {"heads": heads, "names": names, "rows": rows, "columns": columns, "first": first}
+        size = {"names": self.whole.names, "rows": rows, "columns": columns}
+        return {"heads": heads, "first": first, **size}
 
     def _body(self) -> str:
         names = self.whole.names
-        left = ""
-        if self.seen is not None:
-            left = (
-                f'<figure><img class="seen" alt="the picture" src="{data_uri(self.seen)}">'
-                "<figcaption>What the model saw</figcaption></figure>"
-            )
-        elif names is not None:
+        if names is None:
+            uri = "" if self.seen is None else data_uri(self.seen)
+            size = self.whole.cells.shape if self.seen is None else self.seen.shape
+            shown = uri and f"{stack(uri, size)}<figcaption>What the model saw</figcaption>"
+            large = stack(uri, size, '<canvas id="large"></canvas>')
+        else:
             words = " ".join(f"<bdi>{markup(name)}</bdi>" for name in names)
-            left = f"<figure><p>{words}</p><figcaption>What the model read</figcaption></figure>"
-        judged = f"No heads were taken away: {self.why_no_ablation}."
-        judged = judged if self.ablation is None else self.ablation.sentence
+            shown = f"<p>{words}</p><figcaption>What the model read</figcaption>"
+            large = '<p id="large"></p>'
+        if isinstance(self.ablation, str):
+            without = f"No heads were taken away: {self.ablation}."
+        else:
+            without = self.ablation.sentence
         return (
-            f'<section class="side">{left}<figure><div id="large"></div>'
+            f'<section class="side"><figure>{shown}</figure><figure>{large}'
             '<figcaption id="which" aria-live="polite"></figcaption></figure></section>'
             f'<section><h2>Every head of every layer</h2><p class="soft">{HELP}</p>'
             f'<p><button type="button" data-head="{sum(map(len, self.vectors))}" aria-pressed='
             f'"false">All heads together</button></p>{self._table()}</section>'
             "<section><h2>Without the strongest heads</h2>"
-            f'<p>{markup(judged, 800)}</p><p class="soft">{TAKEN}</p></section>'
+            f'<p>{markup(without, 800)}</p><p class="soft">{TAKEN}</p></section>'
         )
 
     def _table(self) -> str:
@@ -261,20 +234,58 @@ class HeadView(Card):
         )
 
     def _figure(self) -> Figure:
-        from relprop.cards.head_picture import drawn
+        """Left all heads together, over the picture or the words; right a map for each head, the
+        last layer on top."""
+        from relprop.views.figure import TICK, blank, grid_of, show_heatmap
+        from relprop.views.shaded_text import draw_words
 
-        return drawn(self)
+        whole, most = self.whole, max(map(len, self.vectors))
+        high = SIDE if whole.names is None else STRIP_HIGH
+        wide, height = 0.6 + SIDE * most, 0.6 + (high + 0.15) * len(self.vectors)
+        fig = blank(LEFT + BESIDE + wide, max(height, LEFT) + 0.4)
+        left, right = grid_of(fig, 1, 2, [LEFT + BESIDE, wide])[0]
+        if whole.names is not None:
+            shares = whole.cells / (float(whole.cells.max()) or 1.0)
+            draw_words(left, list(whole.names), shares.flat[: len(whole.names)].tolist(), LEFT, 9.0)
+        else:
+            size = None if self.seen is None else self.seen.shape[:2]
+            heat = torch.tensor(whole.cells) if size is None else self.explanation.heatmap(size)[0]
+            show_heatmap(left, heat, "all heads together", self.seen)
+        self._draw_heads(right, most)
+        fig.suptitle(self.said, fontsize=TICK + 1).set_parse_math(False)
+        return fig
+
+    def _draw_heads(self, axes: Axes, most: int) -> None:
+        """A unit square for each head: its map on a scale of its own, and its share below."""
+        from relprop.views.figure import GREY, TICK, scale_of, write_ticks
+
+        small, layers = {"ha": "center", "va": "top", "color": GREY}, len(self.vectors)
+        for layer, (vectors, shares) in enumerate(zip(self.vectors, self.shares, strict=True)):
+            top = layers - 1 - layer
+            for head, part in enumerate(parts_of(self.explanation, list(vectors))):
+                extent = (head - 0.45, head + 0.45, top + 0.25, top - 0.45)
+                axes.imshow(part.cells, extent=extent, aspect="auto", **scale_of(part.cells))
+                share = percent(float(shares[head]))
+                axes.text(head, top + 0.29, share, fontsize=TICK - 1, **small)  # type: ignore[arg-type]
+        axes.set_xlim(-0.5, most - 0.5)
+        axes.set_ylim(layers - 0.5, -0.5)
+        write_ticks(axes, "x", [f"head {k}" if k == 0 else str(k) for k in range(most)])
+        write_ticks(axes, "y", [f"layer {layers - 1 - k}" for k in range(layers)])
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
 
 
-def _shown(label: str, path: str, part: Parts, total: float) -> dict[str, Any]:
-    """One head for the page's script. ``most``: the share that its strongest cell has of all."""
+def _shown(label: str, part: Parts, total: float) -> dict[str, Any]:
+    """One head for the page's script: what is said of it, and its cells. ``most``: the share of all
+    that its strongest cell has."""
     most, rest = float(part.cells.max()), part.rest / total
-    beside = f" On tokens that are not shown (class token, separators): {percent(rest)}."
+    if most > 0:
+        at = int(part.cells.argmax())
+        row, column = divmod(at, part.cells.shape[1])
+        patch = f"the patch in row {row}, column {column}"
+        place = patch if part.names is None else f"“{part.names[at]}”"
+        label += f". Strongest: {place} ({percent(most / total)})"
+    if rest >= 0.001:
+        label += f". On tokens that are not shown (class token, separators): {percent(rest)}"
     cells = np.round(255 * part.cells / (most or 1.0)).astype(int)
-    return {
-        "label": label,
-        "path": path,
-        "rest": beside if rest >= 0.001 else "",
-        "most": round(most / total, 6),
-        "cells": cells.ravel().tolist(),
-    }
+    return {"says": f"{label}.", "most": round(most / total, 6), "cells": cells.ravel().tolist()}

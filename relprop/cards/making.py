@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from relprop.api.explain import explain
+from relprop.api.generation import explain_generation
 from relprop.cards.answer import AnswerCard
-from relprop.cards.asking import Asked, answer_card, class_card, generated, picture_card
 from relprop.cards.base import Card
+from relprop.cards.request import Request
 from relprop.cards.trials import command_line
 from relprop.error_boundary import guarded
 from relprop.errors import InputError
@@ -74,18 +75,21 @@ def card(
     if (count := bind(prepared.inputs).batch) != 1:
         fact = f"a card is of one sample, and {count} are given"
         raise InputError(fact, then=["relprop.card(model, inputs[:1])", "a card for each of them"])
-    how = {"method": method, "rules": rules, "precision": precision, **method_options}
+    how: dict[str, Any] = {"method": method, "rules": rules, "precision": precision}
+    how |= method_options
     named = "".join(f", {k}={v!r}" for k, v in method_options.items() if k != "processor")
     call = made or f"relprop.card(model, inputs, {target!r}, method={method!r}{named})"
-    asked = Asked(module, prepared, how, call, checks)
+    request = Request(module, prepared, target, dict(how), call, checks)
     with showing(progress):
         generates = getattr(base_model(module), "can_generate", None)
         if target is None and callable(generates) and generates():
-            return answer_card(asked, generated(asked, max_new_tokens=max_new_tokens))
-        found = explain(module, prepared, target, **how)  # type: ignore[arg-type]
+            how |= {"max_new_tokens": max_new_tokens}
+            return request.answer_card(explain_generation(module, prepared, **how))
+        found = explain(module, prepared, target, **how)
         stream = next(iter(found.streams.values()))
-        pictured = len(found.streams) == 1 and stream.grid is not None and len(stream.grid) == 2
-        return picture_card(asked, found, picture) if pictured else class_card(asked, found)
+        if len(found.streams) == 1 and len(stream.grid or ()) == 2:
+            return request.picture_card(found, picture)
+        return request.class_card(found)
 
 
 def answered(
@@ -93,5 +97,5 @@ def answered(
 ) -> AnswerCard:
     """The card of a generation that a command made. ``how``: the options it was explained with."""
     module, prepared = opened(model, inputs, processor)
-    call = {"rules": None, **how}
-    return answer_card(Asked(module, prepared, call, command_line(sys.argv[1:]), True), found)
+    called = command_line(sys.argv[1:])
+    return Request(module, prepared, None, {"rules": None, **how}, called, True).answer_card(found)

@@ -3,18 +3,18 @@ is covered."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from relprop.cards.base import Card, data_uri
-from relprop.cards.trials import Deletion, deleted
-from relprop.views.colours import ramps
+from relprop.cards.base import Card, map_uri, stack
+from relprop.cards.trials import Comparison
 from relprop.views.escape import markup
+from relprop.views.page import data_uri
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 #: the mean its heat must be for the map to be more than spread evenly.
 REGION, PLACES, EVEN = 0.2, 20, 1.25
 SAME = 0.005  # a smaller difference of two probabilities is none
-CELLS = 16  # parts along a side that are covered one after another
 NAMES = (
     ("top left", "top middle", "top right"),
     ("middle left", "centre", "middle right"),
@@ -31,51 +30,17 @@ NAMES = (
 )
 
 
-@dataclass(frozen=True)
-class Cover:
-    """p of the explained class: ``before``; ``after`` the region was covered by the picture's mean
-    colour; ``elsewhere``, the same shape at ``PLACES`` other places. ``what``: what p is."""
-
-    before: float
-    after: float
-    elsewhere: tuple[float, ...]
-    what: str
-
-    @property
-    def interval(self) -> tuple[float, float, float]:
-        """Median, 5 % and 95 % of the other places."""
-        low, middle, high = np.quantile(self.elsewhere, (0.05, 0.5, 0.95)).tolist()
-        return middle, low, high
-
-    @property
-    def sentence(self) -> str:
-        """What covering says, and whether it says anything."""
-        middle, low, high = self.interval
-        other = (
-            f"the same shape at {len(self.elsewhere)} other places gives {middle:.2f} "
-            f"(5 to 95 %: {low:.2f} to {high:.2f})"
-        )
-        fact = f"Covering the outlined part takes the {self.what} from {self.before:.2f} to "
-        if low - SAME <= self.after <= high + SAME:
-            return f"{fact}{self.after:.2f}. That proves nothing: {other}."
-        side = "less than almost anywhere else" if self.after < low else "more than elsewhere"
-        return f"{fact}{self.after:.2f}, {side}: {other}."
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class PictureCard(Card):
     """``picture``: bytes (H, W, 3). ``heat``: (H, W), the map on it. ``region``: (H, W), bool, the
     fifth of what the model saw with the most of the map; ``None`` of a map that is spread evenly.
-    ``cover``: what covering it does, or ``why_no_cover``."""
+    ``cover``: what covering it does, or why nothing was covered."""
 
+    script: ClassVar[str] = "picture.js"
     picture: np.ndarray
     heat: np.ndarray
     region: np.ndarray | None
-    cover: Cover | None
-    why_no_cover: str = ""
-
-    def _scripts(self) -> tuple[str, ...]:
-        return ("picture.js",)
+    cover: Comparison | str
 
     @property
     def _shares(self) -> np.ndarray:
@@ -86,55 +51,35 @@ class PictureCard(Card):
         shares: np.ndarray = (self.heat - low) / ((high - low) or 1.0)
         return shares
 
-    def _data(self) -> Mapping[str, Any]:
-        shares = self._shares
-        levels = np.round(shares * 127 + 128) if self.heat.min() < 0 else np.round(shares * 255)
-        return {
-            "map": data_uri(levels.astype(np.uint8)),
-            "signed": bool(self.heat.min() < 0),
-            "colours": ramps()["light"],
-            "flat": self.region is None,
-        }
-
     def _body(self) -> str:
-        height, width = self.heat.shape
-        shown = f'<img alt="the picture" src="{data_uri(self.picture)}">'
-        size = f'style="aspect-ratio:{width}/{height}"'
-        with_map = (
-            "<p>The map is spread evenly over the picture, so none is drawn.</p>"
-            if self.region is None
-            else f'<figure><div class="stack" {size}>{shown}<canvas id="heat" width="{width}" '
-            f'height="{height}" role="img" aria-label="{markup(self.said, 300)}"></canvas>'
-            f'<svg viewBox="0 0 {width} {height}" aria-hidden="true">'
-            f'<path class="under" d="{outline(self.region)}"/><path d="{outline(self.region)}"/>'
-            "</svg></div><figcaption>Orange counts for the "
-            f"answer{', blue against it' if self.heat.min() < 0 else ''}. Outlined: the fifth of "
-            'the picture where the map is strongest.</figcaption><p><label for="least">Show the '
+        uri = data_uri(self.picture)
+        if isinstance(self.cover, str):
+            cover = f"<p>Nothing was covered: {markup(self.cover, 600)}.</p>"
+        else:
+            cover = f"<p>{markup(self.cover.sentence, 600)}</p>{_bars(self.cover)}"
+        return (
+            f'<section class="side"><figure>{stack(uri, self.heat.shape)}<figcaption>What the '
+            f"model saw.</figcaption></figure>{self._map(uri)}</section><section><h2>Cover it and "
+            f"ask again</h2>{cover}</section>"
+        )
+
+    def _map(self, uri: str) -> str:
+        """The picture under its map and the outline, with a slider."""
+        if self.region is None:
+            return "<p>The map is spread evenly over the picture, so none is drawn.</p>"
+        (height, width), line = self.heat.shape, outline(self.region)
+        against = ", blue against it" if self.heat.min() < 0 else ""
+        drawn = (
+            f'<canvas id="heat" data-map="{map_uri(self._shares)}" role="img" '
+            f'aria-label="{markup(self.said, 300)}"></canvas><svg viewBox="0 0 {width} {height}" '
+            f'aria-hidden="true"><path class="under" d="{line}"/><path d="{line}"/></svg>'
+        )
+        return (
+            f"<figure>{stack(uri, self.heat.shape, drawn)}<figcaption>Orange counts "
+            f"for the answer{against}. Outlined: the fifth of the picture where "
+            'the map is strongest.</figcaption><p><label for="least">Show the '
             'strongest <output id="shown">100 %</output> of the picture</label><br><input '
             'id="least" type="range" min="1" max="100" value="100"></p></figure>'
-        )
-        cover = self.cover.sentence if self.cover else f"Nothing was covered: {self.why_no_cover}."
-        return (
-            f'<section class="side"><figure><div class="stack" {size}>{shown}</div><figcaption>'
-            f"What the model saw.</figcaption></figure>{with_map}</section><section><h2>Cover it "
-            f"and ask again</h2><p>{markup(cover, 600)}</p>{self._bars()}</section>"
-        )
-
-    def _bars(self) -> str:
-        """p as it was, after covering, and elsewhere, as bars from 0 to the largest."""
-        if self.cover is None:
-            return ""
-        middle, low, high = self.cover.interval
-        rows = (
-            ("as it is", self.cover.before, f"{self.cover.before:.2f}"),
-            ("outlined part covered", self.cover.after, f"{self.cover.after:.2f}"),
-            ("same shape elsewhere", middle, f"{middle:.2f} ({low:.2f} to {high:.2f})"),
-        )
-        most = max(1.0, *(value for _, value, _ in rows))
-        return "".join(
-            f'<div class="bar"><span>{name}</span><span class="track"><span '
-            f'style="width:{100 * max(0.0, value) / most:.1f}%"></span></span><b>{text}</b></div>'
-            for name, value, text in rows
         )
 
     def _figure(self) -> Figure:
@@ -145,27 +90,38 @@ class PictureCard(Card):
         if self.region is None:
             show_image(right, self.picture / 255, "spread evenly: no map is drawn")
         else:
-            heat = torch.from_numpy(self._shares)
-            under = self.picture / 255
+            heat, under = torch.from_numpy(self._shares), self.picture / 255
             show_heatmap(right, heat, "outlined: the strongest fifth", under, scale=scale_of(heat))
             right.contour(self.region.astype(float), [0.5], colors=["#000000"])
         fig.suptitle(f"{self.title}\n{self.said}", wrap=True, fontsize=9).set_parse_math(False)
-        if self.cover is not None:
-            note = fig.supxlabel(self.cover.sentence, wrap=True, fontsize=8)
-            note.set_parse_math(False)
+        if not isinstance(self.cover, str):
+            fig.supxlabel(self.cover.sentence, wrap=True, fontsize=8).set_parse_math(False)
         return fig
 
 
-def strongest_part(heat: np.ndarray, seen: np.ndarray) -> np.ndarray | None:
-    """(H, W), bool: the fifth of the positions that are ``seen`` with the highest numbers; ``None``
-    where none stands out."""
-    inside = heat[seen]
-    least = float(np.quantile(inside, 1 - REGION))
-    region: np.ndarray = seen & (heat >= least)
-    if region.sum() > 1.5 * REGION * seen.sum():  # many equal numbers
-        region = seen & (heat > least)
-    positive = inside.clip(0)
-    if not region.any() or heat[region].clip(0).mean() <= EVEN * positive.mean():
+def _bars(cover: Comparison) -> str:
+    """p as it was, after covering, and elsewhere, as bars from 0 to the largest."""
+    low, middle, high = cover.interval
+    rows = (
+        ("as it is", cover.before, f"{cover.before:.2f}"),
+        ("outlined part covered", cover.after, f"{cover.after:.2f}"),
+        ("same shape elsewhere", middle, f"{middle:.2f} ({low:.2f} to {high:.2f})"),
+    )
+    return "".join(
+        f'<div class="bar"><span>{name}</span><span class="track"><span '
+        f'style="width:{value:.1%}"></span></span><b>{text}</b></div>'
+        for name, value, text in rows
+    )
+
+
+def strongest_part(heat: np.ndarray) -> np.ndarray | None:
+    """(H, W), bool: the fifth of the positions with the highest numbers; ``None`` where none stands
+    out."""
+    least = float(np.quantile(heat, 1 - REGION))
+    region: np.ndarray = heat >= least
+    if region.mean() > 1.5 * REGION:  # many equal numbers
+        region = heat > least
+    if not region.any() or heat[region].clip(0).mean() <= EVEN * heat.clip(0).mean():
         return None
     return region
 
@@ -205,43 +161,21 @@ def outline(region: np.ndarray) -> str:
     return "".join(lines)
 
 
-def covers(
-    image: Tensor,
-    heat: Tensor,
-    answers: Callable[[Tensor], Tensor],
-    what: str,
-    parts: tuple[int, int],
-) -> tuple[Cover | None, Deletion]:
-    """What covering does. ``image`` (C, H, W), as the model takes it; ``heat`` (H, W), its map;
-    ``answers``: p of images (runs, C, H, W). ``parts``: (rows, columns) of what is covered one
-    after another."""
-    mean = image.mean((-2, -1), keepdim=True)
-
-    def covered(masks: Tensor) -> Tensor:
-        """p with what the masks (runs, H, W) say covered."""
-        here = masks[:, None].to(image.device)
-        return answers(torch.where(here, mean, image))
-
-    region = strongest_part(heat.numpy(), np.ones(heat.shape, bool))
-    cover = None
-    if region is not None:
-        generator = torch.Generator().manual_seed(0)
-        shape = torch.from_numpy(region)
-        draws = [
-            [
-                int(torch.randint(1, n, (1,), generator=generator)) if n > 1 else 0
-                for n in shape.shape
-            ]
-            for _ in range(PLACES)
+def cover_of(region: np.ndarray, answers: Callable[[Tensor], Tensor], what: str) -> Comparison:
+    """What covering the region (H, W) does. ``answers``: what the model says with what the masks
+    (runs, H, W), bool, say covered, (runs,)."""
+    generator, shape = torch.Generator().manual_seed(0), torch.from_numpy(region)
+    moved = []
+    for _ in range(PLACES):
+        by = [
+            int(torch.randint(1, n, (1,), generator=generator)) if n > 1 else 0 for n in shape.shape
         ]
-        moved = [shape.roll(shift, (0, 1)) for shift in draws]
-        found = covered(torch.stack([torch.zeros_like(shape), shape, *moved])).tolist()
-        cover = Cover(found[0], found[1], tuple(found[2:]), what)
-    rows, columns = (torch.arange(n) * k // n for n, k in zip(heat.shape, parts, strict=True))
-    scores = torch.zeros(parts, dtype=torch.float64)
-    scores.index_put_((rows[:, None], columns[None]), heat.double(), accumulate=True)
-
-    def by_parts(masks: Tensor) -> Tensor:
-        return covered(masks.view(-1, *parts)[:, rows][:, :, columns])
-
-    return cover, deleted(scores.flatten(), by_parts, what, "picture")
+        moved.append(shape.roll(by, (0, 1)))
+    masks = torch.stack([torch.zeros_like(shape), shape, *moved])
+    before, after, *others = answers(masks).tolist()
+    verdicts = ("That is less than almost anywhere else.", "That proves nothing.")
+    done, beside = "Covering the outlined part", f"the same shape at {PLACES} other places"
+    more = "That is more than elsewhere."
+    return Comparison(
+        before, after, tuple(others), what, done, beside, (*verdicts, more), same=SAME
+    )

@@ -2,7 +2,6 @@ const body = document.getElementById("samples").tBodies[0];
 const rows = [...body.rows], templates = [...document.querySelectorAll("template")];
 const contents = new Map(rows.map((row, k) => [row, templates[k].content]));
 const heads = [...document.querySelectorAll("#samples thead th")];
-const colours = Array.from({ length: 511 }, (_, k) => parseInt(data.ramp.slice(6 * k, 6 * k + 6), 16));
 const dialog = document.getElementById("detail");
 let open = null;
 
@@ -24,28 +23,10 @@ document.getElementById("filter").addEventListener("input", (event) => {
   document.getElementById("left").textContent = wanted ? `${left} of ${rows.length} samples` : "";
 });
 
-function paint(canvas) {
-  const map = new Image();
-  map.addEventListener("load", () => {
-    [canvas.width, canvas.height] = [map.width, map.height];
-    const pen = canvas.getContext("2d", { willReadFrequently: true });
-    pen.drawImage(map, 0, 0);
-    const field = pen.getImageData(0, 0, map.width, map.height), p = field.data;
-    for (let i = 0; i < p.length; i += 4) {
-      const share = (p[i] - 128) / 127, colour = colours[Math.round(255 + 255 * Math.max(-1, share))];
-      [p[i], p[i + 1], p[i + 2]] = [colour >> 16, (colour >> 8) & 255, colour & 255];
-      p[i + 3] = 255 * 0.9 * Math.abs(share) ** 0.8;
-    }
-    pen.putImageData(field, 0, 0);
-    canvas.dataset.painted = "yes";
-  });
-  map.src = canvas.dataset.map;
-}
-
 function show(row) {
   open = row;
   dialog.lastElementChild.replaceChildren(contents.get(row).cloneNode(true));
-  dialog.querySelectorAll("canvas").forEach(paint);
+  dialog.querySelectorAll("canvas").forEach(async (canvas) => paint(canvas, await read(canvas)));
   if (!dialog.open) dialog.showModal();
 }
 

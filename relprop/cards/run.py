@@ -3,30 +3,28 @@ itself once a row is opened. And the run's model card, as Markdown."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from relprop.adapters import adapter_for
-from relprop.cards.base import Card
-from relprop.cards.judged import FIFTH, NO_CHECKS, STABLE, Checker, Judged
-from relprop.cards.run_samples import COLUMNS, MARKS, Entry, picture_of, row_of, template_of
-from relprop.cards.trials import ORDERS, Checks
+from relprop.cards.base import Card, picture_bytes
+from relprop.cards.run_checks import FIFTH, STABLE, CheckedMap, checked
+from relprop.cards.run_samples import COLUMNS, LONGEST, MARKS, Entry, at_most, row_of, template_of
+from relprop.cards.trials import ORDERS, UNASKED, Checks, made_by
 from relprop.error_boundary import guarded
 from relprop.errors import counted
-from relprop.explanation import Explanation
 from relprop.opening.wrapped import base_model
 from relprop.progress import showing, with_progress
 from relprop.runs import ExplainWork, RunResults, explanation_of
-from relprop.views.colours import ramps
 from relprop.views.escape import markup, visible
 from relprop.views.overlay import full_colour
 from relprop.views.shown import target_of
@@ -46,75 +44,52 @@ def run_page(results: RunResults, work: ExplainWork, call: str, *, checks: bool 
     first ``CHECKED`` samples are explained in float64 and covered in part, which takes two
     to three times as long as explaining them did.
 
-    Not at the door itself: only the outermost public function answers for what a model raises, and
-    here that is the ``explain`` of each check."""
+    Not at the error boundary itself: only the outermost public function answers for what a model
+    raises, and here that is the ``explain`` of each check."""
     absent = {*results.failed, *results.missing.tolist()}
     done = [i for i in range(results.samples) if i not in absent][:SHOWN]
-    many, checker = min(CHECKED, len(done)) if checks else 0, Checker(work)
-    entries = list(map(_reader(results, work), done))
+    many = min(CHECKED, len(done)) if checks else 0
+    entries = [_entry(results, work, i) for i in done]
     with showing(None):
         for start in with_progress(range(0, many, BATCH), "checking batch", -(-many // BATCH)):
             part = slice(start, min(start + BATCH, many))
-            maps = checker(done[part], [[j.explanation for j in e.found] for e in entries[part]])
+            stored = [[one.explanation for one in e.found] for e in entries[part]]
+            maps = checked(work, done[part], stored)
             entries[part] = map(lambda e, m: replace(e, found=m), entries[part], maps)
-    facts = _facts(results, entries)
-    model, weights = facts["Model"].rpartition(".")[2], facts["Weights (SHA-256)"][:16]
-    how = f"{facts['Method']}, rules {facts['Rules']}", facts["Date"], call
-    made = " · ".join([facts["Made by"], f"{model}, weights SHA-256 {weights}", *how])
-    verdicts = Counter(e.found[0].verdict[0] for e in entries)
-    failed = f" {counted(len(results.failed), 'sample')} failed." if results.failed else ""
-    said = ", ".join(f"{verdicts[v]} {v}" for v in MARKS if verdicts[v])
+    facts, verdicts = _facts(results, entries), Counter(e.found[0].verdict[0] for e in entries)
+    found = ", ".join(f"{verdicts[v]} {v}" for v in MARKS if verdicts[v])
     if many < len(entries) and checks:
-        said += f" (the first {many} were checked)"
-    return RunPage(
-        title=f"{results.folder.name}: {counted(results.done, 'sample')} explained",
-        said=f"Of {counted(len(entries), 'map')}: {said}.{failed}",
-        checks=Checks(),
-        made=made,
-        entries=entries,
-        facts=facts,
-        failed={f.key: f.error.partition("\n")[0] for f in results.failed.values()},
-        samples=results.done,
-        call=call,
-    )
+        found += f" (the first {many} were checked)"
+    said = f"Of {counted(len(entries), 'map')}: {found}."
+    if failed := {f.key: f.error.partition("\n")[0] for f in results.failed.values()}:
+        said += f" {counted(len(failed), 'sample')} failed."
+    title = f"{results.folder.name}: {counted(results.done, 'sample')} explained"
+    made = made_by(facts["Method"], facts["Rules"], results.identity["model"], call)
+    return RunPage(title, said, Checks(), made, entries, facts, failed, results.done, call)
 
 
-def _median(values: Sequence[float | None]) -> float | None:
-    """Of those that there are."""
-    known = [v for v in values if v is not None and not math.isnan(v)]
-    return median(known) if known else None
-
-
-def _reader(results: RunResults, work: ExplainWork) -> Callable[[int], Entry]:
-    """What reads a sample; nothing of it is checked."""
+def _entry(results: RunResults, work: ExplainWork, index: int) -> Entry:
+    """One sample; nothing of it is checked."""
+    rows, given, maps = results.rows_of(index), work.source[index].inputs, []
     model = base_model(work.model)
     adapter = adapter_for(model)
-    labels, several = tuple(adapter.labels(model)), adapter.is_multi_label(model)
-
-    def name(k: int) -> str | None:
-        return labels[k] if 0 <= k < len(labels) else None
-
-    def of_row(row: Mapping[str, Any]) -> Explanation:
-        e = explanation_of(results, row["index"], row["method"])
+    labels = dict(enumerate(adapter.labels(model)))
+    for row in rows:
+        e = explanation_of(results, index, row["method"])
         target, share = e.target[0], row["probability"]
-        if not isinstance(target, int) or share is None:
-            return e
-        shares = e.output.sigmoid() if several else torch.tensor([share])
-        return replace(e, labels=(name(target),), probability=shares)
-
-    def read(index: int) -> Entry:
-        rows, given = results.rows_of(index), work.source[index].inputs
-        found = list(map(of_row, rows))
-        predicted, target = rows[0]["predicted"], found[0].target[0]
-        other = isinstance(target, int) and predicted not in (None, target)
-        instead = (name(predicted) or f"class {predicted}") if other else ""
-        image = picture_of(given) if isinstance(given, Tensor) else None
-        words = "" if image is not None else given if isinstance(given, str) else " / ".join(given)
-        unchecked = dict.fromkeys(("stability", "covering"), NO_CHECKS)
-        maps = [Judged(e, why=unchecked) for e in found]
-        return Entry(index, rows[0]["key"], image, words, instead, maps)
-
-    return read
+        if isinstance(target, int) and share is not None:
+            several = adapter.is_multi_label(model)
+            chance = e.output.sigmoid() if several else torch.tensor([share])
+            e = replace(e, labels=(labels.get(target),), probability=chance)
+        maps.append(CheckedMap(e, why=dict.fromkeys(("stability", "covering"), UNASKED)))
+    predicted, target = rows[0]["predicted"], maps[0].explanation.target[0]
+    other = isinstance(target, int) and predicted not in (None, target)
+    instead = labels.get(predicted, f"class {predicted}") if other else ""
+    if isinstance(given, Tensor):
+        image = np.asarray(at_most(picture_bytes(given), LONGEST))
+        return Entry(index, rows[0]["key"], image, "", instead, maps)
+    words = given if isinstance(given, str) else " / ".join(given)
+    return Entry(index, rows[0]["key"], None, words, instead, maps)
 
 
 def _facts(results: RunResults, entries: Sequence[Entry]) -> dict[str, str]:
@@ -143,12 +118,13 @@ def _facts(results: RunResults, entries: Sequence[Entry]) -> dict[str, str]:
 
 
 @guarded
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class RunPage(Card):
     """A run as a page, a picture and a model card. ``entries``: the samples that are shown;
     ``facts``: how it was made; ``failed``: the samples that could not be explained, by key, and
     why; ``samples``: how many were; ``call``: the command."""
 
+    script: ClassVar[str] = "run.js"
     entries: Sequence[Entry]
     facts: Mapping[str, str]
     failed: Mapping[str, str]
@@ -156,12 +132,36 @@ class RunPage(Card):
     call: str
 
     def to_markdown(self, path: str | Path) -> Path:
-        """Write the model card. Raises ``InputError`` where no file can be written."""
-        from relprop.cards.model_card import model_card
-
+        """Write the model card: what was explained, what came of it, and what not to conclude.
+        Raises ``InputError`` where no file can be written."""
         with written(path, "the model card") as beside:
-            beside.write_text(model_card(self), encoding="utf-8", errors="replace")
+            beside.write_text(self._markdown(), encoding="utf-8", errors="replace")
         return Path(path)
+
+    def _markdown(self) -> str:
+        first, verdicts = [e.found[0] for e in self.entries], self.verdicts()
+        run = {k: _plain(v) for k, v in self.facts.items()}
+        run["Samples"] = f"{self.samples} explained, {len(self.failed)} failed"
+        found = {f"Maps that are {k}": str(verdicts[k]) for k in sorted(verdicts)}
+        found["Maps with concerns"] = str(sum(bool(one.concerns) for one in first))
+        medians = self.medians().items()
+        found |= {f"Median {k}": "–" if v is None else f"{v:.2f}" for k, v in medians}
+        tables = [
+            "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in rows.items())])
+            for rows in (run, found)
+        ]
+        method = _plain(first[0].explanation.method) if first else ""
+        return "\n\n".join(
+            [
+                f"# Explanations of {_plain(self.facts['Model'].rpartition('.')[2])}",
+                tables[0],
+                f"    {visible(self.call, 2000)}",
+                f"## The first {len(first)} samples, by {method}",
+                tables[1],
+                "## What this means, and what not to conclude",
+                "\n".join(f"- {line}" for line in self.meaning()) + "\n",
+            ]
+        )
 
     def verdicts(self) -> Counter[str]:
         """How many of the shown samples' maps, by the first method, are of each verdict."""
@@ -170,13 +170,14 @@ class RunPage(Card):
     def medians(self) -> dict[str, float | None]:
         """Over the shown samples, by the first method; ``None`` where nothing was measured."""
         first = [e.found[0] for e in self.entries]
-        values: dict[str, Sequence[float | None]] = {
-            "probability": [j.probability for j in first],
-            "stability": [j.stability for j in first],
-            "strongest fifth covered": [j.covered[0] for j in first if j.covered],
-            "random fifth covered": [j.chance for j in first if j.covered],
+        values: dict[str, list[float | None]] = {
+            "probability": [one.probability for one in first],
+            "stability": [one.stability for one in first],
+            "strongest fifth covered": [one.covered[0] for one in first if one.covered],
+            "random fifth covered": [one.chance for one in first if one.covered],
         }
-        return {k: _median(found) for k, found in values.items()}
+        known = {k: [v for v in every if v is not None and v == v] for k, every in values.items()}
+        return {k: median(every) if every else None for k, every in known.items()}
 
     def meaning(self) -> list[str]:
         """What the verdicts mean, and what not to conclude from them."""
@@ -192,35 +193,27 @@ class RunPage(Card):
             "shows is a good reason, or that another model or sample would behave alike.",
         ]
 
-    def _scripts(self) -> tuple[str, ...]:
-        return ("run.js",)
-
-    def _data(self) -> dict[str, Any]:
-        return {"ramp": ramps()["light"]}
-
     def _checks(self) -> str:
         lines = "".join(f"<p>{markup(line, 1000)}</p>" for line in self.meaning())
         return f"<section><h2>What the verdicts mean</h2>{lines}</section>"
 
     def _body(self) -> str:
-        facts = "".join(
-            f"<div><dt>{k}</dt><dd>{markup(v, 400)}</dd></div>" for k, v in self.facts.items()
-        )
-        head = "".join(
+        facts = [f"<div><dt>{k}</dt><dd>{markup(v, 400)}</dd></div>" for k, v in self.facts.items()]
+        head = [
             f'<th scope="col" title="{says}"><button type="button">{name}</button></th>'
             for name, says in COLUMNS.items()
-        )
-        several = "" if len(self._labels()) < 2 else f" By {markup(self._labels()[0])}."
-        more = self.samples - len(self.entries)
-        left = f" {more} more are in the run folder." if more else ""
-        caption = f"{counted(len(self.entries), 'sample')}.{several}{left}"
+        ]
+        caption, more = f"{counted(len(self.entries), 'sample')}.", self.samples - len(self.entries)
+        caption += f" By {markup(self._methods[0])}." if len(self._methods) > 1 else ""
+        caption += f" {more} more are in the run folder." if more else ""
         return (
-            f'<dl class="facts">{facts}</dl>{self._failures()}<section aria-label="Samples">'
-            '<p><label>Filter <input type="search" id="filter" autocomplete="off" '
-            'placeholder="a name, a class, doubtful"></label> <span id="left" role="status"></span>'
-            '</p><div class="scroll" tabindex="0" role="region" aria-label="Table of samples">'
-            f'<table id="samples"><caption>{caption} A heading sorts; a sample opens its map.'
-            f"</caption><thead><tr>{head}</tr></thead><tbody>"
+            f'<dl class="facts">{"".join(facts)}</dl>{self._failures()}'
+            '<section aria-label="Samples"><p><label>Filter <input type="search" id="filter" '
+            'autocomplete="off" placeholder="a name, a class, doubtful"></label> '
+            '<span id="left" role="status"></span></p><div class="scroll" tabindex="0" '
+            'role="region" aria-label="Table of samples"><table id="samples"><caption>'
+            f"{caption} A heading sorts; a sample opens its map."
+            f"</caption><thead><tr>{''.join(head)}</tr></thead><tbody>"
             f"{''.join(map(row_of, self.entries))}</tbody></table></div></section>"
             '<dialog id="detail" aria-labelledby="detail-title"><p class="bar">'
             '<button type="button" data-step="-1">Previous</button> '
@@ -229,7 +222,8 @@ class RunPage(Card):
             f"{''.join(map(template_of, self.entries))}"
         )
 
-    def _labels(self) -> list[str]:
+    @property
+    def _methods(self) -> list[str]:
         return list(dict.fromkeys(j.explanation.method for e in self.entries for j in e.found))
 
     def _failures(self) -> str:
@@ -249,17 +243,22 @@ class RunPage(Card):
         maps = [(e, j) for e in self.entries[:PICTURED] for j in e.found]
         if any(e.image is None or len(j.explanation.grid or ()) != 2 for e, j in maps):
             return texts({f"{e.key}, {j.explanation.method}": j.explanation for e, j in maps})
-        beside = len(self._labels())
+        beside = len(self._methods)
         columns = min(len(maps), beside * max(1, 4 // beside))
         rows = several(None, -(-len(maps) // columns), columns, 2.4, 2.7)
         panels = [panel for row in rows for panel in row]
-        for panel, (entry, judged) in zip(panels, maps, strict=False):
-            e = judged.explanation
+        for panel, (entry, one) in zip(panels, maps, strict=False):
+            e = one.explanation
             heat = e.heatmap(entry.image.shape[:2])[0].cpu()  # type: ignore[union-attr]
             scale = scale_of(heat, strongest=full_colour(heat, next(iter(e.streams.values()))))
-            said = e.method if beside > 1 else f"{target_of(e, 0)}, {judged.verdict[0]}"
+            said = e.method if beside > 1 else f"{target_of(e, 0)}, {one.verdict[0]}"
             title = f"{visible(entry.key, 24)}\n{visible(said, 28)}"
             show_heatmap(panel, heat, title, entry.image, scale=scale)
         for panel in panels[len(maps) :]:
             panel.set_axis_off()
         return rows[0][0].figure  # type: ignore[return-value]
+
+
+def _plain(text: str) -> str:
+    """Text that means nothing in a table of Markdown."""
+    return "".join(f"\\{c}" if c in "\\`*_|<>[]" else c for c in visible(text, 400))

@@ -1,32 +1,89 @@
 """What speaks for and against a map: the same map of a model whose weights are shuffled, and what
-the model says when parts of the input are covered, the strongest first or in random order."""
+the model says when parts of the input are covered, or heads taken away, beside others by chance."""
 
 from __future__ import annotations
 
 import copy
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from relprop.api.rounding import rank_correlation
+from relprop.api.rounding import content_scores, rank_correlation
+from relprop.errors import RelpropError, first_line, quietly
 from relprop.explanation import Explanation
+from relprop.progress import doing
 from relprop.views.escape import markup
+from relprop.views.shown import target_of
 
 #: Shares of the input that are covered, and how many random orders stand beside the map's.
 COVERED, ORDERS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8), 5
+UNASKED = "it was not asked for"
+WIDTH, HEIGHT, LEFT, TOP = 300, 150, 40, 10  # of the curves, in the picture's own units
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a model says ``before`` and ``after`` something was done, and after it was done to each
+    of ``others`` that chance chose.
+
+    ``what``: what these numbers are (``"probability of 'cat'"``). ``done``, ``beside``: what was
+    done, and to what others. ``verdicts``: the sentences for an ``after`` below almost all others,
+    among them, and above them. ``same``: a smaller difference is none.
+    """
+
+    before: float
+    after: float
+    others: tuple[float, ...]
+    what: str
+    done: str
+    beside: str
+    verdicts: tuple[str, str, str]
+    same: float = 0.0
+
+    @property
+    def interval(self) -> tuple[float, float, float]:
+        """Of the others: the 5 % quantile, the median, the 95 % quantile."""
+        low, middle, high = np.quantile(self.others, (0.05, 0.5, 0.95)).tolist()
+        return low, middle, high
+
+    def written(self, value: float) -> str:
+        """A number as it is shown: three digits."""
+        decimals = self.what.startswith("probability") and value >= 0.1
+        return f"{value:.3f}" if decimals else f"{value:.3g}"
+
+    @property
+    def verdict(self) -> str:
+        """Whether it does more than chance, as far as the shown digits tell."""
+        low, _, high, after = (float(self.written(v)) for v in (*self.interval, self.after))
+        below, among, above = self.verdicts
+        if after < low - self.same:
+            return below
+        return above if after > high + self.same else among
+
+    @property
+    def sentence(self) -> str:
+        """The numbers, and what they say."""
+        low, middle, high = map(self.written, self.interval)
+        return (
+            f"{self.done} takes the {self.what} from {self.written(self.before)} to "
+            f"{self.written(self.after)}; {self.beside}, to {middle} (median of "
+            f"{len(self.others)}; 5–95\u00a0%: {low} to {high}). {self.verdict}"
+        )
 
 
 @dataclass(frozen=True)
 class Deletion:
     """What the model says when the shares ``COVERED`` of its input are covered. ``by_map``: the
     strongest parts first; ``by_chance``: in each of ``ORDERS`` random orders. ``what``: what the
-    numbers are (``"probability of 'cat'"``); ``parts``: what was covered, and how."""
+    numbers are (``"probability of 'cat'"``); ``parts``: what was covered."""
 
     by_map: tuple[float, ...]
     by_chance: tuple[tuple[float, ...], ...]
@@ -48,92 +105,96 @@ class Deletion:
             f"{self.chance[at]:.2f} (mean of {len(self.by_chance)})."
         )
 
+    def html(self) -> str:
+        """The sentence; the curves as SVG, and the numbers as a table for who does not see it."""
+        every = [*self.by_map, *(p for row in self.by_chance for p in row)]
+        low, high = min(0.0, *every), max(1.0 if min(every) >= 0 else 0.0, *every)
+
+        def line(kind: str, values: Sequence[float]) -> str:
+            across = [LEFT + WIDTH * x / COVERED[-1] for x in COVERED]
+            down = [TOP + HEIGHT * (high - y) / ((high - low) or 1) for y in values]
+            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(across, down, strict=True))
+            return f'<polyline class="{kind}" points="{points}"/>'
+
+        curves = "".join(line("chance thin", row) for row in self.by_chance)
+        curves += line("chance", self.chance) + line("by-map", self.by_map)
+        base, end, what = TOP + HEIGHT, LEFT + WIDTH, markup(self.what, 200)
+        marks = [(LEFT - 5, TOP + 8, f"{high:.3g}"), (LEFT - 5, base, f"{low:.3g}")]
+        marks += [(LEFT + 16, base + 16, "0 %"), (end, base + 16, f"{COVERED[-1]:.0%} covered")]
+        texts = "".join(f'<text x="{x}" y="{y}" text-anchor="end">{t}</text>' for x, y, t in marks)
+        head = "".join(f"<th scope=col>{share:.0%}</th>" for share in COVERED)
+        rows = "".join(
+            f"<tr><th scope=row>{name}</th>{''.join(f'<td>{p:.2f}</td>' for p in values)}</tr>"
+            for name, values in (("strongest first", self.by_map), ("random", self.chance))
+        )
+        return (
+            f'<p>{markup(self.sentence, 600)}</p><figure class="curve"><svg viewBox="0 0 360 195" '
+            f'role="img" aria-label="{what} as parts of the input are covered; the table below '
+            f'has the numbers"><path class="axis" d="M{LEFT},{TOP}V{base}H{end}"/>{curves}{texts}'
+            '</svg><figcaption><span class="key by-map"></span> strongest first <span class="key '
+            'chance"></span> in random order</figcaption><details><summary>The numbers</summary>'
+            f"<table><caption>{what} by share covered</caption><tr><td></td>{head}</tr>{rows}"
+            "</table></details></figure>"
+        )
+
 
 @dataclass(frozen=True)
 class Checks:
-    """``control``: Spearman's ρ of a map and that of the same model with shuffled weights (NaN: one
-    of them is constant); ``None`` with ``why_no_control``. ``deletion``: ``None`` with
-    ``why_no_deletion``. ``concerns``: what speaks against the map, of ``Explanation.concerns``."""
+    """``concerns``: what speaks against the map, of ``Explanation.concerns``. ``control``:
+    Spearman's ρ of a map and that of the same model with shuffled weights (NaN: one of them is
+    constant). ``deletion``: what covering parts does. A text in place of one says why there is
+    none."""
 
-    control: float | None = None
-    deletion: Deletion | None = None
     concerns: tuple[str, ...] = ()
-    why_no_control: str = "it was not asked for"
-    why_no_deletion: str = "it was not asked for"
+    control: float | str = UNASKED
+    deletion: Deletion | str = UNASKED
 
     @property
     def control_sentence(self) -> str:
         """What the model with shuffled weights says."""
-        if self.control is None:
-            return f"There is no map of a model with shuffled weights: {self.why_no_control}."
+        if isinstance(self.control, str):
+            return f"There is no map of a model with shuffled weights: {self.control}."
         if math.isnan(self.control):
             return "One of the maps, this one or that of the shuffled weights, is constant."
         alike = "alike: this map shows little of what the model has learned"
         unlike = "not alike: this map depends on what the model has learned"
-        verdict = alike if self.control > 0.5 else unlike
         return (
             f"The same map of this model with its weights shuffled: rank correlation "
-            f"{self.control:+.2f} ({verdict})."
+            f"{self.control:+.2f} ({alike if self.control > 0.5 else unlike})."
         )
 
     def html(self) -> str:
         """The section of a page."""
-        lines = "".join(f"<li>{markup(line, 400)}</li>" for line in self.concerns)
-        concerns = f'<ul class="concerns">{lines}</ul>' if lines else ""
-        if self.deletion is None:
-            curve = f"<p>Nothing was covered: {markup(self.why_no_deletion, 400)}.</p>"
+        if isinstance(self.deletion, str):
+            covered = f"<p>Nothing was covered: {markup(self.deletion, 400)}.</p>"
         else:
-            curve = f"<p>{markup(self.deletion.sentence, 600)}</p>{_chart(self.deletion)}"
+            covered = self.deletion.html()
         return (
-            f'<section class="checks"><h2>How far to trust it</h2>{concerns}'
-            f"<p>{markup(self.control_sentence, 600)}</p>{curve}</section>"
+            f'<section class="checks"><h2>How far to trust it</h2>{listed(self.concerns)}'
+            f"<p>{markup(self.control_sentence, 600)}</p>{covered}</section>"
         )
 
 
-def _chart(deletion: Deletion) -> str:
-    """Both curves as SVG, and the numbers as a table for who does not see it."""
-    every = [*deletion.by_map, *(p for row in deletion.by_chance for p in row)]
-    low, high = min(0.0, *every), max(1.0 if min(every) >= 0 else 0.0, *every)
-    width, height, left, top = 300, 150, 40, 10
-
-    def line(values: Sequence[float], kind: str) -> str:
-        points = " ".join(
-            f"{left + width * x / COVERED[-1]:.1f},"
-            f"{top + height * (1 - (y - low) / ((high - low) or 1)):.1f}"
-            for x, y in zip(COVERED, values, strict=True)
-        )
-        return f'<polyline class="{kind}" points="{points}"/>'
-
-    curves = "".join(line(row, "chance thin") for row in deletion.by_chance)
-    curves += line(deletion.chance, "chance") + line(deletion.by_map, "by-map")
-    head = "".join(f"<th scope=col>{share:.0%}</th>" for share in COVERED)
-    rows = "".join(
-        f"<tr><th scope=row>{name}</th>{''.join(f'<td>{p:.2f}</td>' for p in values)}</tr>"
-        for name, values in (("strongest first", deletion.by_map), ("random", deletion.chance))
-    )
-    base, end = top + height, left + width
-    return (
-        f'<figure class="curve"><svg viewBox="0 0 360 195" role="img" aria-label="'
-        f"{markup(deletion.what, 200)} as parts of the input are covered; the table below has the "
-        f'numbers"><path class="axis" d="M{left},{top}V{base}H{end}"/>{curves}'
-        f'<text x="{left - 5}" y="{top + 8}" text-anchor="end">{high:.3g}</text>'
-        f'<text x="{left - 5}" y="{base}" text-anchor="end">{low:.3g}</text>'
-        f'<text x="{left}" y="{base + 16}">0 %</text><text x="{end}" y="{base + 16}" '
-        f'text-anchor="end">{COVERED[-1]:.0%} covered</text></svg>'
-        '<figcaption><span class="key by-map"></span> strongest first '
-        '<span class="key chance"></span> in random order</figcaption>'
-        f"<details><summary>The numbers</summary><table><caption>"
-        f"{markup(deletion.what, 200)} by share covered</caption>"
-        f"<tr><td></td>{head}</tr>{rows}</table></details></figure>"
-    )
+def listed(concerns: Iterable[str]) -> str:
+    """What speaks against a map, as HTML."""
+    lines = "".join(f"<li>{markup(line, 400)}</li>" for line in concerns)
+    return f'<ul class="concerns">{lines}</ul>' if lines else ""
 
 
-def deleted(
-    scores: Tensor, answers: Callable[[Tensor], Tensor], what: str, parts: str, seed: int = 0
-) -> Deletion:
+def tried(made: Callable[[], Result], what: str) -> Result | str:
+    """What was made, or why nothing was. ``what``: what is being done, for who waits. What relprop
+    warns of beside the map that is shown does not matter here."""
+    try:
+        with doing(what), quietly():
+            return made()
+    except RelpropError as error:
+        return first_line(error)
+
+
+def deleted(scores: Tensor, answers: Callable[[Tensor], Tensor], what: str, parts: str) -> Deletion:
     """The curve of one sample. ``scores`` (parts,); ``answers``: from (runs, parts), bool, which of
     the parts are covered, to (runs,), what the model says."""
-    places, count = places_of(scores, seed), len(scores)
+    places, count = places_of(scores), len(scores)
     covered = torch.stack([places < round(share * count) for share in COVERED], 1)
     found = answers(covered.flatten(0, 1)).view(len(places), len(COVERED)).tolist()
     return Deletion(tuple(found[0]), tuple(map(tuple, found[1:])), what, parts)
@@ -149,7 +210,13 @@ def places_of(scores: Tensor, seed: int = 0) -> Tensor:
 
 def shuffled(model: nn.Module, seed: int = 0) -> nn.Module:
     """A copy of a model, the numbers of each of its parameters in random order (Adebayo et al. 2018
-    draw them anew, which a trained module no longer knows how to)."""
+    draw them anew, which a trained module no longer knows how to). Raises ``RelpropError`` for
+    weights that are not at hand."""
+    weights = list(model.parameters())
+    if not all(type(p) is nn.Parameter and p.is_floating_point() for p in weights):
+        raise RelpropError("its weights are no plain floating-point numbers")
+    if any(p.is_meta for p in weights):
+        raise RelpropError("its weights are not all in memory")
     drawn, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
     for parameter in drawn.parameters():
         order = torch.randperm(parameter.numel(), generator=generator).to(parameter.device)
@@ -158,35 +225,45 @@ def shuffled(model: nn.Module, seed: int = 0) -> nn.Module:
 
 
 def control_of(
-    explanation: Explanation, again: Callable[[nn.Module], Explanation], model: nn.Module
-) -> float:
+    model: nn.Module, own: Explanation, again: Callable[[nn.Module], Explanation]
+) -> float | str:
     """Spearman's ρ over the content of the first sample, of all explained inputs, with the map of
-    shuffled weights. ``again``: explains a model for the same input and target."""
+    shuffled weights, or why there is none. ``again``: explains a model for the same input and
+    target."""
 
-    def numbers(found: Explanation) -> Tensor:
-        streams = found.streams.values()
-        return torch.cat([s.scores[0][s.content[0]].detach().cpu().double() for s in streams])
+    def alike() -> float:
+        one, other = (content_scores(e, 0).detach().cpu() for e in (own, again(shuffled(model))))
+        return float(rank_correlation(one, other)) if one.shape == other.shape else math.nan
 
-    other = numbers(again(shuffled(model)))
-    own = numbers(explanation)
-    return float(rank_correlation(own, other)) if own.shape == other.shape else math.nan
+    return tried(alike, "explaining the model with shuffled weights")
 
 
-def made_by(model: nn.Module, explanation: Explanation, call: str) -> str:
-    """Version, weights, method, date and call of a card, in one line that can be copied."""
+def made_by(method: str, rules: str, model: Mapping[str, Any] | None = None, call: str = "") -> str:
+    """Version, weights, method, date and call of a card, in one line that can be copied.
+    ``model``: what ``of_model`` says of it."""
     from relprop import __version__
-    from relprop.runs.fingerprints import of_model
 
-    facts = of_model(model)
-    return " · ".join(
-        [
-            f"relprop {__version__}",
-            f"{facts['class'].rpartition('.')[2]}, weights SHA-256 {facts['weights'][:16]}",
-            f"{explanation.method}, rules {explanation.rules}",
-            date.today().isoformat(),
-            call,
-        ]
-    )
+    parts = [f"relprop {__version__}", f"{method}, rules {rules}"]
+    if model is not None:
+        name, weights = model["class"].rpartition(".")[2], model["weights"][:16]
+        parts.insert(1, f"{name}, weights SHA-256 {weights}")
+        parts += [date.today().isoformat(), call]
+    return " · ".join(parts)
+
+
+def class_of(explanation: Explanation) -> str:
+    """What was explained of the first sample, by name: a class's label, or its number."""
+    name, target = target_of(explanation, 0), explanation.target[0]
+    if explanation.labels is not None and explanation.labels[0] is not None:
+        return name if "'" in name else repr(name)
+    return f"{'class' if isinstance(target, int) else 'output element'} {name}"
+
+
+def chance_named(explanation: Explanation) -> str:
+    """What is measured of the explained class, and, where the model does not say so, by what."""
+    by = "softmax" if explanation.predictions is not None else "sigmoid"
+    known = "" if explanation.probability is not None else f" (by a {by})"
+    return f"probability of {class_of(explanation)}{known}"
 
 
 def command_line(arguments: Sequence[str]) -> str:
@@ -194,12 +271,21 @@ def command_line(arguments: Sequence[str]) -> str:
     return shlex.join(["relprop", *arguments])
 
 
-def chance_of(explanation: Explanation) -> Callable[[Any], Tensor] | None:
+def chance_of(
+    explanation: Explanation, *, exclusive: bool | None = None
+) -> Callable[[Tensor], Tensor] | None:
     """How likely the explained class is, from logits (batch, classes): a softmax where classes
-    exclude each other, a sigmoid where they are true side by side; ``None`` for other targets."""
+    are ``exclusive`` (``None``: as the explanation has it), a sigmoid where they are true side by
+    side; ``None`` for what is no class."""
     target = explanation.target[0]
+    exclusive = explanation.predictions is not None if exclusive is None else exclusive
     if not isinstance(target, int) or isinstance(target, bool):
         return None
-    if explanation.predictions is not None:
-        return lambda logits: logits.double().softmax(-1)[:, target]
-    return lambda logits: logits.double()[:, target].sigmoid()
+
+    def chance(logits: Tensor) -> Tensor:
+        if logits.dim() != 2:
+            raise RelpropError("the model's output has no logits (batch, classes)")
+        shares = logits.double().softmax(-1) if exclusive else logits.double().sigmoid()
+        return shares[:, target]
+
+    return chance

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import struct
 import zlib
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from relprop.views.page import data_uri
 
 
 @dataclass
@@ -49,22 +50,4 @@ def png(picture: Tensor, longest: int) -> str:
         picture = torch.nn.functional.interpolate(picture[None].float(), size, mode="area")[0]
     values = picture.detach().cpu().float().clamp(0, 1) * 255
     pixels = values.round().to(torch.uint8).movedim(0, -1).numpy()
-    height, width, channels = pixels.shape
-    colours = 2 if channels == 3 else 0
-    header = struct.pack(">IIBBBBB", width, height, 8, colours, 0, 0, 0)
-    data = zlib.compress(_filtered(pixels), 9)
-    parts = [_png_part(b"IHDR", header), _png_part(b"IDAT", data), _png_part(b"IEND", b"")]
-    file = b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-    return "data:image/png;base64," + base64.b64encode(file).decode()
-
-
-def _filtered(pixels: np.ndarray) -> bytes:
-    """Each row as the difference to the one above, which compresses better: PNG's filter 2."""
-    height, width, channels = pixels.shape
-    above = np.zeros((1, width, channels), np.uint8)
-    differences = np.diff(pixels, axis=0, prepend=above).reshape(height, -1)
-    return np.concatenate([np.full((height, 1), 2, np.uint8), differences], axis=1).tobytes()
-
-
-def _png_part(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return data_uri(pixels if pixels.shape[-1] == 3 else pixels[..., 0])

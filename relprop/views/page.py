@@ -88,26 +88,35 @@ def _shaded(text: str, score: float, share: float, content: bool) -> str:
 
 
 def _image(explanation: Explanation, sample: int) -> str:
-    data = base64.b64encode(heat_png(explanation, sample)).decode("ascii")
-    return f'<img alt="heat map of the scores" src="data:image/png;base64,{data}">'
+    return f'<img alt="heat map of the scores" src="{data_uri(_heat_pixels(explanation, sample))}">'
 
 
 def heat_png(explanation: Explanation, sample: int, image: Any = None) -> bytes:
     """One sample's heat map as PNG, over ``image``, or the picture that was kept."""
+    return png(_heat_pixels(explanation, sample, image))
+
+
+def _heat_pixels(explanation: Explanation, sample: int, image: Any = None) -> np.ndarray:
     stream, (values, picture) = only(explanation, "heatmap()"), laid(explanation, sample, image)
     if picture is None:
         scale = SIDE / max(values.shape)
         size = [max(1, round(n * scale)) for n in stream.image or ()]
         values = turned(explanation.heatmap((size[0], size[1]))[sample].cpu(), stream)
     shares = values.double().numpy() / full_colour(values, stream)
-    return png(blended(shares, picture))
+    return blended(shares, picture)
+
+
+def data_uri(pixels: np.ndarray) -> str:
+    """A picture in a page: bytes (H, W, 3), or (H, W) of one grey channel."""
+    return "data:image/png;base64," + base64.b64encode(png(pixels)).decode("ascii")
 
 
 def png(rgb: np.ndarray) -> bytes:
     """A PNG file (8 bits) of pixels (H, W, 3), or (H, W) of one grey channel: ISO/IEC 15948, one
-    chunk of data, no filter."""
-    height, width = rgb.shape[:2]
-    lines = np.concatenate([np.zeros((height, 1), np.uint8), rgb.reshape(height, -1)], 1).tobytes()
+    chunk of data, each row as its difference from the one above (filter 2), which is shorter."""
+    (height, width), rows = rgb.shape[:2], rgb.reshape(len(rgb), -1)
+    differences = np.diff(rows, axis=0, prepend=np.zeros_like(rows[:1]))
+    lines = np.concatenate([np.full((height, 1), 2, np.uint8), differences], 1).tobytes()
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return (

@@ -135,7 +135,7 @@ def test_what_cannot_be_measured_is_said(tmp_path, monkeypatch):
     def explain(model, inputs, target, **options):
         raise InputError("no float64 on this device")
 
-    monkeypatch.setattr("relprop.cards.judged.explain", explain)
+    monkeypatch.setattr("relprop.cards.run_checks.explain", explain)
     work = ExplainWork(OnlySingle().eval(), Pictures(2))
     run(work, tmp_path / "run", batch_size=1, progress=False)
     page = run_page(read_run(tmp_path / "run"), work, "")
@@ -166,7 +166,7 @@ def test_what_has_no_class_has_no_numbers(pictures):
     """A map of something that is no single class: its covering is said to mean nothing."""
     from dataclasses import replace
 
-    from relprop.cards.judged import Judge
+    from relprop.cards.run_checks import checked
     from relprop.cards.run_samples import row_of
 
     work, page, _ = pictures
@@ -175,7 +175,7 @@ def test_what_has_no_class_has_no_numbers(pictures):
     judged = replace(entry.found[0], explanation=e, covered=(), why={"covering": "no class"})
     row = row_of(replace(entry, found=[judged]))
     assert row.count(">–</td>") == 3 and ">nan" not in row and judged.verdict[0] != "certain"
-    assert Judge(work)([0], [[e]])[0][0].covered == ()
+    assert checked(work, [0], [[e]])[0][0].covered == ()
 
 
 def test_in_a_browser(pictures, tmp_path, browser):

@@ -56,14 +56,14 @@ def chance(images, target):
 
 def test_what_covering_the_strongest_part_does(cards, scene):
     card, target = cards["picture"], 6
-    region = torch.from_numpy(strongest_part(card.heat, np.ones(card.heat.shape, bool)))
+    region = torch.from_numpy(strongest_part(card.heat))
     assert torch.equal(region, torch.from_numpy(card.region))
     assert 0.15 < region.float().mean() < 0.25
     mean = scene.mean((2, 3), keepdim=True)
     covered = torch.where(region, mean, scene)
     assert card.cover.before == pytest.approx(float(chance(scene, target)[0]), rel=1e-5)
     assert card.cover.after == pytest.approx(float(chance(covered, target)[0]), rel=1e-4, abs=1e-9)
-    assert len(card.cover.elsewhere) == PLACES and len(set(card.cover.elsewhere)) > PLACES / 2
+    assert len(card.cover.others) == PLACES and len(set(card.cover.others)) > PLACES / 2
     own = relprop.explain(digit_scene_model(), scene, target)
     assert np.allclose(card.heat, own.heatmap()[0].numpy())
     share = card.heat[card.region].sum() / card.heat.sum()
@@ -74,7 +74,7 @@ def test_a_cover_within_the_others_proves_nothing(cards):
     from dataclasses import replace
 
     cover = cards["picture"].cover
-    among = replace(cover, after=float(np.median(cover.elsewhere)))
+    among = replace(cover, after=float(np.median(cover.others)))
     assert "That proves nothing" in among.sentence
     away = replace(cover, after=-1.0)
     assert "proves nothing" not in away.sentence and "almost anywhere" in away.sentence
@@ -95,11 +95,11 @@ def test_the_curve_is_the_models(cards, scene):
 def test_where_a_map_lies():
     heat = np.full((30, 30), 0.01)
     heat[2:8, 22:28] = 1.0
-    region = strongest_part(heat, np.ones(heat.shape, bool))
+    region = strongest_part(heat)
     assert region.sum() == 36 and in_words(heat, region).startswith("Mostly top right: a fifth")
     flat = np.ones((30, 30)) + 1e-3 * np.random.default_rng(0).random((30, 30))
-    assert strongest_part(flat, np.ones(flat.shape, bool)) is None
-    assert strongest_part(np.zeros((9, 9)), np.ones((9, 9), bool)) is None
+    assert strongest_part(flat) is None
+    assert strongest_part(np.zeros((9, 9))) is None
     assert "spread evenly" in in_words(flat, None)
     square = np.zeros((4, 4), bool)
     square[1:3, 1:3] = True

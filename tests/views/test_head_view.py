@@ -11,8 +11,9 @@ import torch
 import transformers
 
 import relprop
-from relprop.cards.head_parts import head_vectors, parts_of, percent
-from relprop.cards.head_trials import Ablation, ablated
+from relprop.cards.answer import percent
+from relprop.cards.head_parts import head_vectors, parts_of
+from relprop.cards.head_trials import ablated, compared
 from relprop.demo.lookup_model import lookup_model, lookup_tokenizer
 from relprop.demo.model import digit_scene_model
 from relprop.demo.scenes import make_scenes
@@ -93,7 +94,7 @@ def test_without_strongest_heads_is_what_hooks_find(view, scene):
     model, taken = digit_scene_model(), view.ablation
     for block in model.blocks:
         block.attn.fused_attn = False
-    order = torch.cat(view.shares).argsort(descending=True)[: taken.count].tolist()
+    order = torch.cat(view.shares).argsort(descending=True)[:5].tolist()
 
     def even(layer):
         def hook(_, args, maps):
@@ -113,9 +114,9 @@ def test_without_strongest_heads_is_what_hooks_find(view, scene):
     assert probability() == pytest.approx(taken.before, abs=1e-5)
     for layer, block in enumerate(model.blocks):
         block.attn.attn_drop.register_forward_hook(even(layer))
-    assert probability() == pytest.approx(taken.by_share, abs=1e-4)
-    assert abs(taken.by_share - taken.before) > 0.01
-    assert taken.count == 5 and len(taken.by_chance) == 20
+    assert probability() == pytest.approx(taken.after, abs=1e-4)
+    assert abs(taken.after - taken.before) > 0.01
+    assert "the 5 strongest heads" in taken.sentence and len(taken.others) == 20
     assert taken.what == f"probability of class {target} (by a softmax)"
 
 
@@ -144,12 +145,12 @@ def test_the_model_is_left_as_it_was(scene):
 )
 def test_what_chance_does_as_well_is_no_proof(by_share, words):
     chance = tuple(0.4 + 0.01 * k for k in range(20))
-    found = Ablation(5, 0.95, by_share, chance, "probability of 'cat'")
+    found = compared(5, [0.95, by_share, *chance], "probability of 'cat'")
     assert words in found.verdict
     assert ("no more" in found.verdict) == (by_share == 0.5)
-    low, middle, high = found.chance
+    low, middle, high = found.interval
     assert low == pytest.approx(0.4095) and middle == pytest.approx(0.495)
-    assert found._written(high) in found.sentence
+    assert found.written(high) in found.sentence
 
 
 def test_several_samples_are_refused(scene):
@@ -212,7 +213,7 @@ def test_the_page_has_every_head(view, tmp_path):
     data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
     assert len(data["heads"]) == 17 and data["columns"] == data["rows"] == 8
     strongest = data["heads"][data["first"]]
-    assert max(strongest["cells"]) == 255 and strongest["path"] == "blocks.3.attn"
+    assert max(strongest["cells"]) == 255 and "module blocks.3.attn" in strongest["says"]
     assert view.said in page and "http" not in page.replace("http-equiv", "")
     assert "heads are taken away here" in page and "weights shuffled" in page
     assert page.index("layer 3<") < page.index("layer 0<")
@@ -229,7 +230,7 @@ def test_hostile_words_do_nothing(hostile):
     one = hostile[0]
     vectors = head_vectors(one)
     view = relprop.cards.heads.HeadView(
-        "<b>t", "<i>s", relprop.cards.trials.Checks(), "<u>m", one, vectors, None, None, "<s>w"
+        "<b>t", "<i>s", relprop.cards.trials.Checks(), "<u>m", one, vectors, None, "<s>w"
     )
     page = view._html()
     for text in ("<script>alert", "<img src=x", "\u202e", "\x1b", "<b>t", "<i>s", "<u>m", "<s>w"):
@@ -249,7 +250,8 @@ def test_the_picture_is_drawn(view, tmp_path):
 
 def test_without_a_probability_the_explained_value_is_shown():
     view = relprop.head_view(small_vit(), IMAGE, lambda out: out[0, 0] + out[0, 1])
-    assert view.ablation.what.startswith("explained value") and view.ablation.count == 2
+    assert view.ablation.what.startswith("explained value")
+    assert "the 2 strongest heads" in view.ablation.sentence
 
 
 def test_a_map_that_cannot_be_set_is_told(view):

@@ -1,0 +1,253 @@
+"""What a card asks of a model beside the explanation: runners-up, why not these, the same map of
+shuffled weights, and what the model says when words or parts of a picture are covered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from relprop.adapters import Prepared, adapter_for
+from relprop.adapters.processing import tokenizer_of
+from relprop.adapters.words import pieces_of
+from relprop.api.continuation import Continuation, continued
+from relprop.api.explain import explain
+from relprop.api.generation import explain_generation
+from relprop.api.generation import steps_of as explained_steps
+from relprop.cards import answering, covering, trials
+from relprop.cards.answer import Answer, AnswerCard, Said
+from relprop.cards.base import picture_bytes
+from relprop.cards.picture import PictureCard, cover_of, in_words, strongest_part
+from relprop.cards.trials import Checks, Comparison, Deletion, tried
+from relprop.errors import InputError, OptionError
+from relprop.explanation import Explanation, Generation
+from relprop.explanation.whole import whole
+from relprop.opening import base_model
+from relprop.runner.conditions import Conditions
+from relprop.runner.question import Question
+from relprop.runs.fingerprints import of_model
+from relprop.targets import contrast
+from relprop.targets.answers import Contrast
+from relprop.targets.index import Output
+from relprop.tracer.binding import bind
+from relprop.views.audit import heading
+from relprop.views.escape import visible
+from relprop.views.generations import steps_of
+from relprop.views.overlay import laid
+
+#: How many runners-up are named, the signed method that says why not the first of them, and how
+#: many parts along a picture's side are covered one after another, at most.
+RUNNERS_UP, SIGNED, CELLS = 3, "attnlrp", 16
+NO_CLASS = "the target is no class"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A model, one sample of its inputs, what is explained and how; the ``call`` to write at the
+    card's foot, and whether there are ``checks``."""
+
+    model: nn.Module
+    prepared: Prepared
+    target: Any
+    how: Mapping[str, Any]
+    call: str
+    checks: bool
+
+    def answer_card(self, found: Generation) -> AnswerCard:
+        """What a model generated after one prompt. Raises ``InputError`` where it is nothing."""
+        count = len(steps_of(found, 0))
+        if not count:
+            then = ["max_new_tokens="]
+            raise InputError("the model's answer is empty: it ended at once", then=then)
+        model, given, every = self.model, self.prepared.inputs, whole(found)
+        ids, last = found.ids[0, :count], slice(-found.ids.shape[1], None)
+        run = continued(
+            model, given, max_new_tokens=None, output_ids=found.ids, options=None, seed=0
+        )
+        likely = covering.logits_with(model, run.inputs)[0, last][:count].softmax(-1)
+        others, pairs = self._runners_up(ids, likely)
+        against = tried(lambda: self._rather(run, pairs), "explaining why not")
+        rivals = () if isinstance(against, str) else against
+        answer = answering.of_generation(found, 0, others, rivals)
+
+        def again(other: nn.Module) -> Explanation:
+            fixed = {"output_ids": found.ids, **self.how}
+            return whole(explain_generation(other, self.prepared, **fixed))
+
+        def says(logits: Tensor) -> Tensor:
+            chances = logits[:, last][:, :count].log_softmax(-1)
+            return chances.gather(-1, ids.expand(len(logits), -1)[..., None]).mean((1, 2)).exp()
+
+        def covered() -> Deletion:
+            what = "probability of the answer's tokens (their geometric mean)"
+            return self._covered_words(run.inputs, answering.words_of(every, 0), answer, says, what)
+
+        title = f"Why “{visible(answer.text, 160)}”?"
+        checks = self._checked(every, again, covered)
+        return self._answer_card(found.steps[0], title, checks, answer, against)
+
+    def class_card(self, found: Explanation) -> AnswerCard:
+        """What a text's class rests on. Raises ``OptionError`` for what is no text."""
+        if not any(s.tokens is not None or s.words is not None for s in found.streams.values()):
+            fact = "card() is for pictures and texts, and this explanation is of neither"
+            then = ["explanation.plot()", "relprop.report(explanation, path)"]
+            raise OptionError(fact, then=then)
+        words, chance = answering.words_of(found, 0), trials.chance_of(found)
+        against: Explanation | str = NO_CLASS
+        row = answering.shares(answering.scores_of(found, 0, words))
+        name = trials.class_of(found).strip("'")
+        said = Said(name, row, answering.probability_of(found, 0))
+        if chance is not None:
+            logits = covering.logits_with(self.model, self.prepared.inputs)
+            others, against = self._other_classes(found, logits[0])
+            said = replace(said, probability=float(chance(logits)[0]), others=others)
+        if not isinstance(against, str):
+            rival = answering.shares(answering.scores_of(against, 0, words))
+            said = replace(said, against=rival)
+        texts = tuple(word for _, word, _ in words)
+        answer = Answer(said.text, texts, answering.parts_of(found, 0, words), (said,), (), row)
+
+        def covered() -> Deletion:
+            inputs, what = self.prepared.inputs, trials.chance_named(found)
+            return self._covered_words(inputs, words, answer, chance, what)
+
+        title = f"Why {_sure(found, said.probability)}?"
+        checks = self._checked(found, self._again(found), covered, "" if chance else NO_CLASS)
+        return self._answer_card(found, title, checks, answer, against)
+
+    def picture_card(self, found: Explanation, picture: Any) -> PictureCard:
+        """Where a picture's map lies, and what covering that part does."""
+        ((name, stream),) = found.streams.items()
+        bound, chance = bind(self.prepared.inputs), trials.chance_of(found)
+        image = bound.tensors[bound.names.index(name)]
+        why = "" if chance else NO_CLASS
+        if image.dim() != 4 or tuple(image.shape[-2:]) != stream.image:
+            why = f"the model's input {list(image.shape)} is no picture (batch, channels, H, W)"
+
+        def answers(gone: Tensor) -> Tensor:
+            assert chance is not None
+            images = covering.covered_picture(image[0].detach(), gone)
+            return chance(covering.logits_with(self.model, self.prepared.inputs, {name: images}))
+
+        rows, columns = (min(n, CELLS) for n in stream.grid or ())
+        what, heat = trials.chance_named(found), found.heatmap()[0].detach().cpu().double()
+
+        def covered() -> Deletion:
+            scores = F.adaptive_avg_pool2d(heat[None], (rows, columns))[0].flatten()
+            shape = (-1, rows, columns)
+            return trials.deleted(scores, lambda gone: answers(gone.view(shape)), what, "picture")
+
+        checks = self._checked(found, self._again(found), covered, why)
+        own, (drawn, under) = strongest_part(heat.numpy()), laid(found, 0, picture)
+        cover: Comparison | str = "no part of it stands out"
+        if isinstance(checks.deletion, str):
+            cover = checks.deletion
+        elif own is not None:
+            cover = cover_of(own, answers, what)
+        shown = image[0]
+        if under is not None:  # (H, W) or (H, W, channels)
+            shown = torch.from_numpy(under).view(*under.shape[:2], -1)[..., :3].movedim(-1, 0)
+        on_it = drawn.double().cpu().numpy()
+        region = strongest_part(on_it)
+        before = answering.probability_of(found, 0) if isinstance(cover, str) else cover.before
+        said, title = in_words(on_it, region), f"Why {_sure(found, before)}?"
+        made, seen = self._made(found), picture_bytes(shown)
+        return PictureCard(title, said, checks, made, seen, on_it, region, cover)
+
+    def _answer_card(
+        self, first: Explanation, title: str, checks: Checks, answer: Answer, against: object
+    ) -> AnswerCard:
+        """``against``: why no other answer, or why that is not known."""
+        made, signed = self._made(first), answering.is_signed(first)
+        why = against if isinstance(against, str) else ""
+        return AnswerCard(title, answer.sentence, checks, made, (answer,), signed, SIGNED, why)
+
+    def _made(self, found: Explanation) -> str:
+        return trials.made_by(found.method, found.rules, of_model(self.model), self.call)
+
+    def _checked(
+        self,
+        own: Explanation,
+        again: Callable[[nn.Module], Explanation],
+        covered: Callable[[], Deletion],
+        why_not: str = "",
+    ) -> Checks:
+        """All checks of a map. ``again``: explains another model for the same; ``covered``: what
+        covering parts of the input does, or ``why_not`` to do that."""
+        concerns = tuple(own.concerns(0))
+        if not self.checks:
+            return Checks(concerns)
+        control = trials.control_of(self.model, own, again)
+        return Checks(concerns, control, why_not or tried(covered, "covering parts of the input"))
+
+    def _again(self, found: Explanation) -> Callable[[nn.Module], Explanation]:
+        """What explains another model for the same input and target."""
+        known = isinstance(found.target[0], int | tuple)
+        target = found.target[0] if known else self.target
+        return lambda other: explain(other, self.prepared, target, **self.how)
+
+    def _covered_words(
+        self, inputs: Any, words: answering.Words, answer: Answer, says: Any, what: str
+    ) -> Deletion:
+        """The curve of covered words. ``says``: from logits to what the model says, (runs,)."""
+
+        def answers(gone: Tensor) -> Tensor:
+            masks = covering.covered_words(self.model, inputs, words, gone)
+            return says(covering.logits_with(self.model, inputs, masks))  # type: ignore[no-any-return]
+
+        return trials.deleted(torch.tensor(answer.whole[: len(words)]), answers, what, "words")
+
+    def _other_classes(
+        self, found: Explanation, logits: Tensor
+    ) -> tuple[tuple[tuple[str, float], ...], Explanation | str]:
+        """The likeliest other classes with their probabilities, and why not the first of them."""
+        target, model = found.target[0], base_model(self.model)
+        likely = logits.softmax(-1) if found.predictions is not None else logits.sigmoid()
+        order = [int(k) for k in likely.argsort(descending=True) if int(k) != target][:RUNNERS_UP]
+        if not order:
+            return (), "there is no other class"
+        labels = adapter_for(model).labels(model)
+        named = [labels[k] if k < len(labels) else f"class {k}" for k in order]
+        rival, how = contrast(target, order[0]), {"precision": self.how["precision"]}
+        against = tried(
+            lambda: explain(self.model, self.prepared, rival, method=SIGNED, **how),
+            "explaining why not",
+        )
+        return tuple(zip(named, likely[order].tolist(), strict=True)), against
+
+    def _runners_up(
+        self, ids: Tensor, likely: Tensor
+    ) -> tuple[list[list[tuple[str, float]]], list[tuple[int, int]]]:
+        """Of each token of an answer the likeliest others, named, with their probabilities; and the
+        token beside the first of them. ``likely``: (tokens, vocabulary)."""
+        tokenizer, others, pairs = tokenizer_of(self.prepared.processor), [], []
+        for token, row in zip(ids.tolist(), likely, strict=True):
+            best = [k for k in row.topk(RUNNERS_UP + 1).indices.tolist() if k != token][:RUNNERS_UP]
+            names = map(str, best) if tokenizer is None else pieces_of(best, tokenizer)
+            others.append(list(zip(names, row[best].tolist(), strict=True)))
+            pairs.append((token, best[0]))
+        return others, pairs
+
+    def _rather(self, run: Continuation, pairs: Sequence[tuple[int, int]]) -> list[Explanation]:
+        """Why each token of an answer rather than its rival, by the signed method."""
+        count = run.ids.shape[1]
+        targets = [
+            Contrast(Output(None, (k - count, token)), Output(None, (k - count, rival)))
+            for k, (token, rival) in enumerate(pairs)
+        ]
+        how = Conditions(precision=self.how["precision"], processor=self.prepared.processor)
+        question = Question(SIGNED, {}, None)
+        return list(explained_steps(self.model, self.prepared, run, targets, question, how))
+
+
+def _sure(found: Explanation, probability: float | None) -> str:
+    """The explained class with its probability, or another target with its value."""
+    return (
+        heading(found, 0)
+        if probability is None
+        else f"{trials.class_of(found)} ({probability:.0%})"
+    )
