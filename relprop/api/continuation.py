@@ -52,9 +52,11 @@ def continued(
     output_ids: Any,
     options: Mapping[str, Any] | None,
     seed: int,
+    may_repeat: bool = False,
 ) -> Continuation:
-    """The output of ``model`` after ``inputs``, generated now or given. Raises ``InputError`` or
-    ``OptionError``."""
+    """The output of ``model`` after ``inputs``, generated now or given; ``may_repeat``: it may
+    begin with the prompt, as the model itself wrote it. Raises ``InputError`` or ``OptionError``.
+    """
     if output_ids is not None and (options is not None or max_new_tokens is not None):
         raise OptionError("output_ids is what was generated: leave max_new_tokens and generate out")
     if options is not None and not isinstance(options, Mapping):
@@ -63,7 +65,8 @@ def continued(
         raise OptionError(f"seed={seed!r}: an integer")
     if callable(getattr(model, "generate", None)) and hasattr(model, "config"):
         count = NEW_TOKENS if max_new_tokens is None else max_new_tokens
-        return _by_its_own(model, inputs, output_ids, GenConfig(count, dict(options or {}), seed))
+        how = GenConfig(count, dict(options or {}), seed)
+        return _by_its_own(model, inputs, output_ids, how, may_repeat)
     return _plain(model, inputs, output_ids)
 
 
@@ -110,7 +113,9 @@ def _plain(model: nn.Module, inputs: Any, output_ids: Any) -> Continuation:
     )
 
 
-def _by_its_own(model: Any, inputs: Any, output_ids: Any, how: GenConfig) -> Continuation:
+def _by_its_own(
+    model: Any, inputs: Any, output_ids: Any, how: GenConfig, may_repeat: bool
+) -> Continuation:
     """A model that generates: alone after its ``input_ids``, or by a decoder."""
     if not isinstance(how.count, int) or isinstance(how.count, bool) or how.count < 1:
         raise OptionError(f"max_new_tokens={how.count!r}: a positive integer")
@@ -124,7 +129,8 @@ def _by_its_own(model: Any, inputs: Any, output_ids: Any, how: GenConfig) -> Con
     else:
         prompt = named[stream] if stream in named else _decoder_start(model, bound)
         ids, logits = _given(output_ids, prompt), []
-        _refuse_repeated(ids, prompt, stream in named)
+        if not may_repeat:
+            _refuse_repeated(ids, prompt, stream in named)
     ids = _ended_at(_end_ids(model, how.options), ids)
     named[stream] = prompt
     start = prolonged(named, stream, model, ids[:, :0])

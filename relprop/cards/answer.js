@@ -3,7 +3,7 @@ const total = (list) => list.reduce((sum, x) => sum + x, 0), most = (list) => Ma
 for (const section of document.querySelectorAll("[data-answer]")) {
   const answer = data.answers[Number(section.dataset.answer)];
   const [chips, rows, words, modes] = ["said", "part", "word", "mode"].map((name) => [...section.querySelectorAll(`[data-${name}]`)]);
-  const [says, why, colours] = ["says", "why", "colours"].map((name) => section.querySelector(`[data-${name}]`));
+  const [says, why, colours, rests] = ["says", "why", "colours", "rests"].map((name) => section.querySelector(`[data-${name}]`));
   const legend = colours.textContent;
   let held = -1, mode = "shares";
 
@@ -37,6 +37,7 @@ for (const section of document.querySelectorAll("[data-answer]")) {
       const cells = said ? maps[k] : maps[0].map((_, i) => total(maps.map((map) => map[i])) / maps.length);
       paint(canvas, cells.map((share) => against ? 0 : share / 100));
     });
+    rests.textContent = said ? `What “${said.text}” rests on` : "What the whole answer rests on";
     says.textContent = said ? said.says : "All parts of the answer together.";
     why.hidden = !said?.against;
     modes.forEach((button) => {

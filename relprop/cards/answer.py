@@ -79,12 +79,15 @@ class Answer:
         if not any(found):
             return "All scores are 0: it is not known what the answer rests on."
         total, text = sum(map(abs, self.whole)), f"“{visible(self.text, 160)}” rests mostly on"
+        several = len(self.said) > 1
+        text = f"As a whole, {text}" if several else text
         if len(self.parts) + len(self.maps) == 1:
             order = sorted(range(len(self.words)), key=lambda i: -self.whole[i])[:FEW_WORDS]
             named = [f"“{visible(self.words[i], 40)}” ({self.whole[i] / total:.0%})" for i in order]
             return f"{text} {', '.join(named)}."
         name = self.names()[best]
-        quoted = f"“{visible(name, 160)}”" if best < len(self.parts) else name
+        quoted = f"{'the prompt’s ' * several}“{visible(name, 160)}”"
+        quoted = quoted if best < len(self.parts) else name
         return f"{text} {quoted} ({found[best] / total:.0%})."
 
 
@@ -146,7 +149,7 @@ class AnswerCard(Card):
             '<button type="button" data-mode="shares" aria-pressed="true"></button> '
             '<button type="button" data-mode="against" aria-pressed="false"></button></p>'
             f'<p data-colours class="soft">{colours}</p></div>'
-            f"<h2>What it rests on</h2>{self._maps(one)}"
+            f"<h2 data-rests>What the whole answer rests on</h2>{self._maps(one)}"
             f'<div class="parts">{self._parts(one)}</div></section>'
         )
 

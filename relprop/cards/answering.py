@@ -115,7 +115,7 @@ def of_generation(
         )
         for place, k in enumerate(steps)
     ]
-    maps = tuple(maps_of(generation, sample, steps))
+    maps = tuple(maps_of([generation.steps[k] for k in steps], sample))
     kept = [t for t in answer_text(generation, sample).split() if not MARK.fullmatch(t)]
     text = re.sub(r" ([.,;:!?])", r"\1", " ".join(kept))
     parts = parts_of(every, sample, words)

@@ -67,7 +67,10 @@ def covered_words(model: nn.Module, inputs: Any, words: Words, gone: Tensor) -> 
     for at, (name, _, tokens) in enumerate(words):
         if name not in own:
             raise RelpropError("the words are no input by name")
-        mask = f"{name.removesuffix('input_ids')}attention_mask"
+        if own[name].is_floating_point():
+            raise RelpropError("what has scores are no words")
+        prefix = name.removesuffix("input_ids") if name.endswith("input_ids") else ""
+        mask = f"{prefix}attention_mask"
         if mask not in takes:
             raise RelpropError(f"the model takes no {mask}")
         if mask not in masks:

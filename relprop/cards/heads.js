@@ -29,6 +29,7 @@ const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowD
 table.forEach((row, y) => row.forEach((button, x) => {
   const canvas = button.querySelector("canvas");
   draw(canvas, data.heads[button.dataset.head]);
+  canvas.style.opacity = 0.15 + 0.85 * Math.sqrt(parseFloat(button.querySelector("i").style.width) / 100);
   if (data.names) canvas.style.aspectRatio = `96/${20 * data.rows}`;
   button.tabIndex = Number(button.dataset.head) === data.first ? 0 : -1;
   button.addEventListener("keydown", (event) => {

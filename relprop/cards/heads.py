@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 METHOD = "transformer_attribution"
 HELP = (
-    "How much of the relevance map of this answer goes through each attention head, in per cent "
-    "and as a bar; all heads have 100\u00a0% together. A way through several heads counts for the "
-    "one nearest the input. Each small map has a scale of its own: its strongest place has the "
-    "full colour. A row for each layer, the last one, next to the answer, on top; a column for "
-    "each head; both counted from 0. Click a map to enlarge it, or go to it with the arrow keys "
-    "and press Enter."
+    "Attention heads are the parts of a transformer that carry something from one token to "
+    "another. The number below each, and its bar, is its share of the relevance map; all heads "
+    "have 100\u00a0% together. Relevance that passed several heads, layer after layer, counts for "
+    "the one nearest the input. The small maps show where each head reads; heads with a small "
+    "share are pale. The last layer, next to the answer, is on top; layers and heads are counted "
+    "from 0. Click a map to enlarge it, or go to it with the arrow keys and press Enter."
 )
 APART = "heads are taken away here instead of parts of the input"
 LEFT, BESIDE = 3.4, 0.9  # inches of the figure: the left part, and the room around it

@@ -173,9 +173,11 @@ def cover_of(region: np.ndarray, answers: Callable[[Tensor], Tensor], what: str)
         moved.append(shape.roll(by, (0, 1)))
     masks = torch.stack([torch.zeros_like(shape), shape, *moved])
     before, after, *others = answers(masks).tolist()
-    verdicts = ("That is less than almost anywhere else.", "That proves nothing.")
-    done, beside = "Covering the outlined part", f"the same shape at {PLACES} other places"
-    more = "That is more than elsewhere."
-    return Comparison(
-        before, after, tuple(others), what, done, beside, (*verdicts, more), same=SAME
+    verdicts = (
+        "The outlined part matters more than almost anywhere else.",
+        "That proves nothing: elsewhere it does as much.",
+        "The outlined part matters less than elsewhere.",
     )
+    done = "Covering the outlined part"
+    beside = f"covering the same shape at {PLACES} other places"
+    return Comparison(before, after, tuple(others), what, done, beside, verdicts, same=SAME)

@@ -19,7 +19,7 @@ from relprop.api.explain import explain
 from relprop.api.generation import explain_generation
 from relprop.api.generation import steps_of as explained_steps
 from relprop.cards import answering, covering, trials
-from relprop.cards.answer import Answer, AnswerCard, Said
+from relprop.cards.answer import Answer, AnswerCard, Said, percent
 from relprop.cards.base import picture_bytes
 from relprop.cards.picture import PictureCard, cover_of, in_words, strongest_part
 from relprop.cards.trials import Checks, Comparison, Deletion, tried
@@ -38,6 +38,7 @@ from relprop.views.audit import heading
 from relprop.views.escape import visible
 from relprop.views.generations import steps_of
 from relprop.views.overlay import laid
+from relprop.views.token_maps import maps_of
 
 #: How many runners-up are named, the signed method that says why not the first of them, and how
 #: many parts along a picture's side are covered one after another, at most.
@@ -65,9 +66,8 @@ class Request:
             raise InputError("the model's answer is empty: it ended at once", then=then)
         model, given, every = self.model, self.prepared.inputs, whole(found)
         ids, last = found.ids[0, :count], slice(-found.ids.shape[1], None)
-        run = continued(
-            model, given, max_new_tokens=None, output_ids=found.ids, options=None, seed=0
-        )
+        how: dict[str, Any] = {"max_new_tokens": None, "options": None, "seed": 0}
+        run = continued(model, given, output_ids=found.ids, may_repeat=True, **how)
         likely = covering.logits_with(model, run.inputs)[0, last][:count].softmax(-1)
         others, pairs = self._runners_up(ids, likely)
         against = tried(lambda: self._rather(run, pairs), "explaining why not")
@@ -103,13 +103,14 @@ class Request:
         said = Said(name, row, answering.probability_of(found, 0))
         if chance is not None:
             logits = covering.logits_with(self.model, self.prepared.inputs)
-            others, against = self._other_classes(found, logits[0])
+            others, against = self._others(found, logits[0])
             said = replace(said, probability=float(chance(logits)[0]), others=others)
         if not isinstance(against, str):
             rival = answering.shares(answering.scores_of(against, 0, words))
             said = replace(said, against=rival)
         texts = tuple(word for _, word, _ in words)
-        answer = Answer(said.text, texts, answering.parts_of(found, 0, words), (said,), (), row)
+        parts, maps = answering.parts_of(found, 0, words), tuple(maps_of([found], 0))
+        answer = Answer(said.text, texts, parts, (said,), maps, row)
 
         def covered() -> Deletion:
             inputs, what = self.prepared.inputs, trials.chance_named(found)
@@ -143,12 +144,15 @@ class Request:
 
         checks = self._checked(found, self._again(found), covered, why)
         own, (drawn, under) = strongest_part(heat.numpy()), laid(found, 0, picture)
+        plane = image[0] if image.dim() == 4 else image[:1]
+        if under is None and tuple(plane.shape[-2:]) == stream.image:  # its own numbers
+            drawn, under = laid(found, 0, picture_bytes(plane))
         cover: Comparison | str = "no part of it stands out"
         if isinstance(checks.deletion, str):
             cover = checks.deletion
         elif own is not None:
             cover = cover_of(own, answers, what)
-        shown = image[0]
+        shown = torch.full((1, *drawn.shape), 0.5)  # of an input that is no picture: grey
         if under is not None:  # (H, W) or (H, W, channels)
             shown = torch.from_numpy(under).view(*under.shape[:2], -1)[..., :3].movedim(-1, 0)
         on_it = drawn.double().cpu().numpy()
@@ -201,18 +205,25 @@ class Request:
 
         return trials.deleted(torch.tensor(answer.whole[: len(words)]), answers, what, "words")
 
-    def _other_classes(
+    def _others(
         self, found: Explanation, logits: Tensor
     ) -> tuple[tuple[tuple[str, float], ...], Explanation | str]:
-        """The likeliest other classes with their probabilities, and why not the first of them."""
+        """The likeliest other classes, or tokens, with their probabilities, and why not the first
+        of them."""
         target, model = found.target[0], base_model(self.model)
-        likely = logits.softmax(-1) if found.predictions is not None else logits.sigmoid()
-        order = [int(k) for k in likely.argsort(descending=True) if int(k) != target][:RUNNERS_UP]
+        *place, own = target if isinstance(target, tuple) else (target,)
+        row = logits[tuple(place)]
+        likely = row.softmax(-1) if found.predictions is not None else row.sigmoid()
+        best = likely.topk(min(RUNNERS_UP + 1, len(likely))).indices.tolist()
+        order = [k for k in best if k != own][:RUNNERS_UP]
         if not order:
             return (), "there is no other class"
         labels = adapter_for(model).labels(model)
         named = [labels[k] if k < len(labels) else f"class {k}" for k in order]
-        rival, how = contrast(target, order[0]), {"precision": self.how["precision"]}
+        if place:
+            named = self._pieces(order)
+        rival = contrast(target, (*place, order[0]) if place else order[0])
+        how = {"precision": self.how["precision"]}
         against = tried(
             lambda: explain(self.model, self.prepared, rival, method=SIGNED, **how),
             "explaining why not",
@@ -224,13 +235,17 @@ class Request:
     ) -> tuple[list[list[tuple[str, float]]], list[tuple[int, int]]]:
         """Of each token of an answer the likeliest others, named, with their probabilities; and the
         token beside the first of them. ``likely``: (tokens, vocabulary)."""
-        tokenizer, others, pairs = tokenizer_of(self.prepared.processor), [], []
+        others, pairs = [], []
         for token, row in zip(ids.tolist(), likely, strict=True):
             best = [k for k in row.topk(RUNNERS_UP + 1).indices.tolist() if k != token][:RUNNERS_UP]
-            names = map(str, best) if tokenizer is None else pieces_of(best, tokenizer)
-            others.append(list(zip(names, row[best].tolist(), strict=True)))
+            others.append(list(zip(self._pieces(best), row[best].tolist(), strict=True)))
             pairs.append((token, best[0]))
         return others, pairs
+
+    def _pieces(self, tokens: list[int]) -> list[str]:
+        """What tokens are called; their numbers without a tokenizer."""
+        tokenizer = tokenizer_of(self.prepared.processor)
+        return list(map(str, tokens)) if tokenizer is None else list(pieces_of(tokens, tokenizer))
 
     def _rather(self, run: Continuation, pairs: Sequence[tuple[int, int]]) -> list[Explanation]:
         """Why each token of an answer rather than its rival, by the signed method."""
@@ -249,5 +264,5 @@ def _sure(found: Explanation, probability: float | None) -> str:
     return (
         heading(found, 0)
         if probability is None
-        else f"{trials.class_of(found)} ({probability:.0%})"
+        else f"{trials.class_of(found)} ({percent(probability)})"
     )

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from relprop.adapters import adapter_for
 from relprop.cards.base import Card, picture_bytes
-from relprop.cards.run_checks import FIFTH, STABLE, CheckedMap, checked
+from relprop.cards.run_checks import SAME, STABLE, CheckedMap, checked
 from relprop.cards.run_samples import COLUMNS, LONGEST, MARKS, Entry, at_most, row_of, template_of
 from relprop.cards.trials import ORDERS, UNASKED, Checks, made_by
 from relprop.error_boundary import guarded
@@ -182,20 +182,21 @@ class RunPage(Card):
     def meaning(self) -> list[str]:
         """What the verdicts mean, and what not to conclude from them."""
         return [
-            f"Certain: no concerns; a stability (rank correlation of the map with that of the same "
-            f"model in float64) of at least {STABLE}; and covering the {FIFTH:.0%} of the content "
-            "with the largest scores takes more of the explained class's probability than covering "
-            f"any of {ORDERS} random {FIFTH:.0%} does. Patches are covered with the picture's mean "
-            "colour, words by the attention mask.",
-            "Doubtful: one of these is not so. Not judged: something could not be measured, or was "
-            f"not asked for; at most the first {CHECKED} samples are checked, {SHOWN} are shown.",
+            f"A map is certain if nothing speaks against it (concerns), it is the same in float64 "
+            f"(stability: a rank correlation of at least {STABLE}), and covering the strongest "
+            "fifth of the input takes the probability as low as covering any of "
+            f"{ORDERS} fifths drawn at random, or within {SAME} of that. Patches are covered with "
+            "the picture's mean colour, words by the attention mask.",
+            "A map is doubtful if one of these is not so, and not judged if something could not be "
+            f"measured, or was not asked for; at most the first {CHECKED} samples are checked, "
+            f"{SHOWN} are shown.",
             "The verdict is of the map. It does not say that the model is right, that what the map "
             "shows is a good reason, or that another model or sample would behave alike.",
         ]
 
     def _checks(self) -> str:
-        lines = "".join(f"<p>{markup(line, 1000)}</p>" for line in self.meaning())
-        return f"<section><h2>What the verdicts mean</h2>{lines}</section>"
+        lines = "".join(f"<p>{markup(line, 1000)}</p>" for line in self.meaning()[1:])
+        return f"<section><h2>What not to conclude</h2>{lines}</section>"
 
     def _body(self) -> str:
         facts = [f"<div><dt>{k}</dt><dd>{markup(v, 400)}</dd></div>" for k, v in self.facts.items()]
@@ -208,7 +209,8 @@ class RunPage(Card):
         caption += f" {more} more are in the run folder." if more else ""
         return (
             f'<dl class="facts">{"".join(facts)}</dl>{self._failures()}'
-            '<section aria-label="Samples"><p><label>Filter <input type="search" id="filter" '
+            f'<section aria-label="Samples"><p>{markup(self.meaning()[0], 1000)}</p><p>'
+            '<label>Filter <input type="search" id="filter" '
             'autocomplete="off" placeholder="a name, a class, doubtful"></label> '
             '<span id="left" role="status"></span></p><div class="scroll" tabindex="0" '
             'role="region" aria-label="Table of samples"><table id="samples"><caption>'

@@ -29,6 +29,7 @@ from relprop.views.regions import AREAS, single_pixels
 #: A map whose rank correlation with that in float64 is below this is partly rounding; the share of
 #: the input's content that is covered.
 STABLE, FIFTH = 0.95, 0.2
+SAME = 0.05  # a smaller difference of two probabilities is none
 CERTAIN, DOUBTFUL, NOT_JUDGED = "certain", "doubtful", "not judged"
 NO_CLASS = "what was explained is no single class of which the model gives a probability"
 
@@ -71,7 +72,7 @@ class CheckedMap:
             equal = math.isnan(self.stability)
             low = f"rank correlation with float64 {self.stability:.2f}, below {STABLE}"
             found.append("all scores are equal" if equal else low)
-        if self.covered and not self.covered[0] < min(self.covered[1:]):
+        if self.covered and self.covered[0] > min(self.covered[1:]) + SAME:
             found.append(
                 f"with the strongest fifth covered the probability is {self.covered[0]:.2g}, with "
                 f"a random fifth it was as low as {min(self.covered[1:]):.2g}"
@@ -85,7 +86,7 @@ class CheckedMap:
             return DOUBTFUL, "; ".join(doubts)
         if self.why:
             return NOT_JUDGED, "; ".join(f"no {name}: {why}" for name, why in self.why.items())
-        return CERTAIN, "no concerns, stable, and the strongest fifth takes more than any random"
+        return CERTAIN, "no concerns, stable, and the strongest fifth takes as much as any random"
 
 
 def checked(

@@ -26,7 +26,7 @@ MARKS = {CERTAIN: "✓", DOUBTFUL: "!", NOT_JUDGED: "–"}
 COLUMNS = {
     "Nr": "its place in the data set, from 0",
     "Sample": "its file or key; opens its map",
-    "Verdict": "of the map, not of the model",
+    "Map": "whether the map can be trusted; it is no verdict of the model",
     "Class": "what was explained",
     "Probability": "how likely the model finds this class",
     "Concerns": "how many things speak against the map",
@@ -69,7 +69,7 @@ def row_of(entry: Entry) -> str:
         ),
         _cell(mark + _small("" if verdict == CERTAIN else reason), verdict),
         _cell(markup(target, 60) + _small(instead), target),
-        _number(one.probability, "what was explained is no single class"),
+        _number(one.probability, "what was explained is no single class", digits=4),
         _cell(f"{len(one.concerns)}", len(one.concerns), " ".join(one.concerns)),
         _number(one.stability, equal),
         _number(strongest, why),
@@ -87,11 +87,11 @@ def _cell(shown: str, value: object, title: str = "") -> str:
     return f'<td data-v="{markup(str(value), 200)}"{says}>{shown}</td>'
 
 
-def _number(value: float | None, why: str, after: str = "") -> str:
+def _number(value: float | None, why: str, after: str = "", digits: int = 2) -> str:
     """A number's cell, or ``–`` with the reason."""
     if value is None or math.isnan(value):
         return _cell("–", "", why or "unknown")
-    return _cell(f"{value:.2f}{after}", f"{value:.9g}")
+    return _cell(f"{value:.{digits}f}{after}", f"{value:.9g}")
 
 
 def template_of(entry: Entry) -> str:

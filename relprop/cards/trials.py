@@ -101,8 +101,8 @@ class Deletion:
         at = COVERED.index(0.2)
         return (
             f"Covering the strongest fifth of the {self.parts} takes the {self.what} from "
-            f"{self.by_map[0]:.2f} to {self.by_map[at]:.2f}; a random fifth, to "
-            f"{self.chance[at]:.2f} (mean of {len(self.by_chance)})."
+            f"{self.by_map[0]:.2f} to {self.by_map[at]:.2f}; covering a fifth drawn at random, "
+            f"part by part, to {self.chance[at]:.2f} (mean of {len(self.by_chance)})."
         )
 
     def html(self) -> str:
@@ -132,7 +132,8 @@ class Deletion:
             f'role="img" aria-label="{what} as parts of the input are covered; the table below '
             f'has the numbers"><path class="axis" d="M{LEFT},{TOP}V{base}H{end}"/>{curves}{texts}'
             '</svg><figcaption><span class="key by-map"></span> strongest first <span class="key '
-            'chance"></span> in random order</figcaption><details><summary>The numbers</summary>'
+            'chance"></span> in random order, mean <span class="key thin"></span> each of them'
+            "</figcaption><details><summary>The numbers</summary>"
             f"<table><caption>{what} by share covered</caption><tr><td></td>{head}</tr>{rows}"
             "</table></details></figure>"
         )
@@ -256,7 +257,8 @@ def class_of(explanation: Explanation) -> str:
     name, target = target_of(explanation, 0), explanation.target[0]
     if explanation.labels is not None and explanation.labels[0] is not None:
         return name if "'" in name else repr(name)
-    return f"{'class' if isinstance(target, int) else 'output element'} {name}"
+    kinds: dict[type, str] = {int: "class ", tuple: "output element "}
+    return f"{kinds.get(type(target), '')}{name}"
 
 
 def chance_named(explanation: Explanation) -> str:
@@ -274,18 +276,21 @@ def command_line(arguments: Sequence[str]) -> str:
 def chance_of(
     explanation: Explanation, *, exclusive: bool | None = None
 ) -> Callable[[Tensor], Tensor] | None:
-    """How likely the explained class is, from logits (batch, classes): a softmax where classes
-    are ``exclusive`` (``None``: as the explanation has it), a sigmoid where they are true side by
-    side; ``None`` for what is no class."""
+    """How likely the explained class is, from logits (batch, classes), or a token, from logits
+    (batch, positions, tokens): a softmax where classes are ``exclusive`` (``None``: as the
+    explanation has it), a sigmoid where they are true side by side; ``None`` for what is neither.
+    """
     target = explanation.target[0]
     exclusive = explanation.predictions is not None if exclusive is None else exclusive
-    if not isinstance(target, int) or isinstance(target, bool):
+    token = isinstance(target, tuple) and explanation.predictions is not None
+    if not token and type(target) is not int:
         return None
+    place = target if isinstance(target, tuple) else (target,)
 
     def chance(logits: Tensor) -> Tensor:
-        if logits.dim() != 2:
+        if logits.dim() != 1 + len(place):
             raise RelpropError("the model's output has no logits (batch, classes)")
         shares = logits.double().softmax(-1) if exclusive else logits.double().sigmoid()
-        return shares[:, target]
+        return shares[(slice(None), *place)]
 
     return chance

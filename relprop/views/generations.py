@@ -154,7 +154,7 @@ def plot(generation: Generation, sample: int) -> Figure:
     with their maps and the words shaded. Raises ``OptionError`` where several inputs of text are
     explained."""
     kept = steps_of(generation, sample)
-    if found := maps_of(generation, sample, kept):
+    if found := maps_of([generation.steps[k] for k in kept], sample):
         return _plot_beside(generation, sample, kept, found)
     if len(generation.streams) > 1:
         names = ", ".join(f"generation[{name!r}].plot()" for name in generation.streams)

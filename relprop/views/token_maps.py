@@ -3,6 +3,7 @@ picture weighs, on the words' scale."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from relprop.views.overlay import blended
 from relprop.views.shown import named, place_of
 
 if TYPE_CHECKING:
-    from relprop.explanation import Explanation, Generation, TokenScores
+    from relprop.explanation import Explanation, TokenScores
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,12 @@ class Maps:
         return blended(shares[rows][:, columns], self.seen / 255)
 
 
-def maps_of(generation: Generation, sample: int, kept: list[int]) -> list[Maps]:
-    """Every picture of a sample, in the order the model reads them in. ``kept``: the steps."""
-    steps = [generation.steps[k] for k in kept]
+def maps_of(steps: Sequence[Explanation], sample: int) -> list[Maps]:
+    """Every picture of a sample, in the order the model reads them in, a map for each step."""
     return [
         _maps([pictures_of(step[name])[number] for step in steps], steps, sample)
-        for name in generation.streams
-        for number in range(len(pictures_of(generation.steps[0][name])))
-        if steps
+        for name in (steps[0].streams if steps else ())
+        for number in range(len(pictures_of(steps[0][name])))
     ]
 
 
@@ -54,7 +53,7 @@ def pictures_of(explanation: Explanation) -> list[Explanation]:
     return [explanation.picture(k) for k in range(grid[0] if len(grid) == 3 else 1)]
 
 
-def _maps(pictures: list[Explanation], steps: list[Explanation], sample: int) -> Maps:
+def _maps(pictures: list[Explanation], steps: Sequence[Explanation], sample: int) -> Maps:
     first = pictures[0]
     assert first.grid is not None
     cells = [picture.heatmap(first.grid)[sample].double().cpu() for picture in pictures]

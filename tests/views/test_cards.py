@@ -299,3 +299,55 @@ def test_the_command_line(tmp_path, scene):
     assert "weights SHA-256" in page and "Covering the outlined part" in page
     again = CliRunner().invoke(app, ["card", str(file), "--model", "demo:digits", *wanted])
     assert again.exit_code == 1
+
+
+def test_inputs_of_every_kind(tmp_path):
+    """A spectrogram, a picture with a text, a next token, a function: each has a card, or a reason
+    for what it lacks."""
+    import transformers
+
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    small |= {"intermediate_size": 32}
+    sound = transformers.ASTConfig(**small, max_length=64, num_mel_bins=32)
+    heard = relprop.card(transformers.ASTForAudioClassification(sound), torch.randn(1, 64, 32))
+    assert heard.picture.shape[:2] == heard.heat.shape and "no picture" in heard.checks.deletion
+    clip = transformers.CLIPModel(
+        transformers.CLIPConfig(
+            text_config={**small, "vocab_size": 50, "bos_token_id": 48, "eos_token_id": 49},
+            vision_config={**small, "image_size": 16, "patch_size": 8},
+            projection_dim=8,
+        )
+    )
+    pair = {"input_ids": torch.randint(1, 48, (1, 5)), "pixel_values": torch.randn(1, 3, 16, 16)}
+    pair["attention_mask"] = torch.ones(1, 5, dtype=torch.long)
+    both = relprop.card(clip, pair, relprop.targets.similarity())
+    (answer,) = both.answers
+    assert len(answer.whole) == len(answer.words) + 1 and len(answer.maps) == 1
+    assert sum(map(abs, answer.whole)) == pytest.approx(1)
+    text = asked("Anna likes amber kites. Anna likes what?")
+    one = relprop.card(lookup_model(), text, (-1, 10), processor=lookup_tokenizer())
+    said = one.answers[0].said[0]
+    assert said.probability > 0.9 and len(said.others) == 3 and said.against is not None
+    assert one.checks.deletion.by_map[0] == pytest.approx(said.probability, rel=1e-4)
+    model = digit_scene_model()
+    free = relprop.card(model, make_scenes(1, seed=8).images, lambda y: y[0, 2] - y[0, 6])
+    assert free.checks.deletion == "the target is no class" and isinstance(
+        free.checks.control, float
+    )
+
+
+def test_a_model_that_repeats_its_prompt_has_a_card():
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "d_ff": 32, "num_layers": 1, "num_heads": 2, "d_kv": 8}
+    config = transformers.T5Config(
+        **sizes, vocab_size=9, decoder_start_token_id=0, eos_token_id=None
+    )
+    model = transformers.T5ForConditionalGeneration(config)
+    with torch.no_grad():
+        model.lm_head.weight[0] = 50 * model.shared.weight[0].sign()
+    ids = {"input_ids": torch.tensor([[3, 4, 5]]), "attention_mask": torch.ones(1, 3).long()}
+    card = relprop.card(model, ids, max_new_tokens=3)
+    assert len(card.answers[0].said) == 3 and card.answers[0].said[0].others

@@ -30,7 +30,7 @@ def generation(drawn):
 
 def test_maps_and_words_have_one_scale(generation):
     for sample in range(2):
-        (found,) = maps_of(generation, sample, [0, 1])
+        (found,) = maps_of(generation.steps[:2], sample)
         assert found.seen.shape == (32, 32, 3)
         for k, step in enumerate(generation.steps):
             scores = [s.scores[sample] * s.content[sample] for s in step.streams.values()]
@@ -43,7 +43,7 @@ def test_maps_and_words_have_one_scale(generation):
 def test_a_figure_has_the_picture_beside_the_words(generation, drawn):
     axes = generation.plot(sample=1).axes
     assert len(axes) == 4
-    maps = maps_of(generation, 1, [0, 1])[0]
+    maps = maps_of(generation.steps[:2], 1)[0]
     for k in range(2):
         picture, words = axes[2 * k : 2 * k + 2]
         (image,) = picture.images
@@ -90,7 +90,7 @@ def test_pointing_at_a_token_changes_the_picture(generation, tmp_path, browser):
     section = page.locator("[data-answer]").nth(1)
     assert section.locator(".stack img").count() == 1
     assert section.locator("[data-part]").first.inner_text().count("<image>") <= 1
-    (maps,) = maps_of(generation, 1, [0, 1])
+    (maps,) = maps_of(generation.steps[:2], 1)
     read = """canvas => {
         const {width, height} = canvas;
         return [...canvas.getContext("2d").getImageData(0, 0, width, height).data];
