@@ -184,9 +184,9 @@ class RunPage(Card):
         return [
             f"A map is certain if nothing speaks against it (concerns), it is the same in float64 "
             f"(stability: a rank correlation of at least {STABLE}), and covering the strongest "
-            "fifth of the input takes the probability as low as covering any of "
-            f"{ORDERS} fifths drawn at random, or within {SAME} of that. Patches are covered with "
-            "the picture's mean colour, words by the attention mask.",
+            f"fifth of the input takes the probability {SAME} lower than covering a random fifth "
+            f"does (mean of {ORDERS}), and no higher than any of them, give or take {SAME}. Patches "
+            "are covered with the picture's mean colour, words by the attention mask.",
             "A map is doubtful if one of these is not so, and not judged if something could not be "
             f"measured, or was not asked for; at most the first {CHECKED} samples are checked, "
             f"{SHOWN} are shown.",

@@ -72,10 +72,11 @@ class CheckedMap:
             equal = math.isnan(self.stability)
             low = f"rank correlation with float64 {self.stability:.2f}, below {STABLE}"
             found.append("all scores are equal" if equal else low)
-        if self.covered and self.covered[0] > min(self.covered[1:]) + SAME:
+        least, mean = (min(self.covered[1:]), self.chance) if self.covered else (1.0, 1.0)
+        if self.covered and self.covered[0] > min(least + SAME, mean - SAME):
             found.append(
                 f"with the strongest fifth covered the probability is {self.covered[0]:.2g}, with "
-                f"a random fifth it was as low as {min(self.covered[1:]):.2g}"
+                f"a random fifth {mean:.2g}, once {least:.2g}"
             )
         return found
 
@@ -86,7 +87,7 @@ class CheckedMap:
             return DOUBTFUL, "; ".join(doubts)
         if self.why:
             return NOT_JUDGED, "; ".join(f"no {name}: {why}" for name, why in self.why.items())
-        return CERTAIN, "no concerns, stable, and the strongest fifth takes as much as any random"
+        return CERTAIN, "no concerns, stable, and the strongest fifth takes more than a random one"
 
 
 def checked(

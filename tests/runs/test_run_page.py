@@ -83,7 +83,7 @@ def test_numbers_are_those_by_hand(pictures, tmp_path):
     probability = model(image[None]).softmax(-1)[0, target].item()
     assert rows[0][3:] == [
         str(target),
-        f"{probability:.2f}",
+        f"{probability:.4f}",
         str(len(e.concerns())),
         f"{float(stable):.2f}",
         f"{shown[0]:.2f}",
