@@ -185,8 +185,8 @@ class RunPage(Card):
             f"A map is certain if nothing speaks against it (concerns), it is the same in float64 "
             f"(stability: a rank correlation of at least {STABLE}), and covering the strongest "
             f"fifth of the input takes the probability {SAME} lower than covering a random fifth "
-            f"does (mean of {ORDERS}), and no higher than any of them, give or take {SAME}. Patches "
-            "are covered with the picture's mean colour, words by the attention mask.",
+            f"does (mean of {ORDERS}), and no higher than any of them, give or take {SAME}. Parts "
+            "of pictures are covered with the mean colour, words by the attention mask.",
             "A map is doubtful if one of these is not so, and not judged if something could not be "
             f"measured, or was not asked for; at most the first {CHECKED} samples are checked, "
             f"{SHOWN} are shown.",
