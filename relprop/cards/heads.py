@@ -40,17 +40,19 @@ METHOD = "transformer_attribution"
 HELP = (
     "Attention heads are the parts of a transformer that carry something from one token to "
     "another. The number below each, and its bar, is its share of the relevance map; all heads "
-    "have 100\u00a0% together. Relevance that passed several heads, layer after layer, counts for "
-    "the one nearest the input. The small maps show where each head reads; heads with a small "
-    "share are pale. The last layer, next to the answer, is on top; layers and heads are counted "
-    "from 0. Click a map to enlarge it, or go to it with the arrow keys and press Enter."
+    "have 100\u00a0% together. Relevance that passed several heads, layer after layer, counts "
+    "for the one nearest the input. The small maps show where each head reads; heads with a "
+    "small share are pale; a text runs over several rows. The last layer, next to the answer, "
+    "is on top; layers and heads are counted from 0. Click a map to enlarge it, or go to it "
+    "with the arrow keys and press Enter."
 )
 APART = "heads are taken away here instead of parts of the input"
 LEFT, BESIDE = 3.4, 0.9  # inches of the figure: the left part, and the room around it
 SIDE, STRIP_HIGH = 0.7, 0.4  # inches of a small map, and how high a text's is
 TAKEN = (
-    "A head is taken away by replacing its attention with its mean over the queries: it still "
-    "passes something on, the same to every token."
+    "Several at once, since one head alone seldom decides. A head is taken away by replacing "
+    "its attention with its mean over the queries: it still passes something on, the same to "
+    "every token."
 )
 
 

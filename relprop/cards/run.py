@@ -60,7 +60,8 @@ def run_page(results: RunResults, work: ExplainWork, call: str, *, checks: bool 
     found = ", ".join(f"{verdicts[v]} {v}" for v in MARKS if verdicts[v])
     if many < len(entries) and checks:
         found += f" (the first {many} were checked)"
-    said = f"Of {counted(len(entries), 'map')}: {found}."
+    said = f"Of {counted(len(entries), 'map')}: {found}. "
+    said += "That is about the maps, not about the model's answers."
     if failed := {f.key: f.error.partition("\n")[0] for f in results.failed.values()}:
         said += f" {counted(len(failed), 'sample')} failed."
     title = f"{results.folder.name}: {counted(results.done, 'sample')} explained"

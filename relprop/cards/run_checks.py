@@ -76,7 +76,7 @@ class CheckedMap:
         if self.covered and self.covered[0] > min(least + SAME, mean - SAME):
             found.append(
                 f"with the strongest fifth covered the probability is {self.covered[0]:.2g}, with "
-                f"a random fifth {mean:.2g}, once {least:.2g}"
+                f"a random fifth {mean:.2g} (lowest: {least:.2g})"
             )
         return found
 

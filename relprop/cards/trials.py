@@ -56,13 +56,14 @@ class Comparison:
 
     def written(self, value: float) -> str:
         """A number as it is shown: three digits."""
-        decimals = self.what.startswith("probability") and value >= 0.1
-        return f"{value:.3f}" if decimals else f"{value:.3g}"
+        if not self.what.startswith("probability"):
+            return f"{value:.3g}"
+        return "under 0.001" if value < 0.001 else f"{value:.3f}"
 
     @property
     def verdict(self) -> str:
         """Whether it does more than chance, as far as the shown digits tell."""
-        low, _, high, after = (float(self.written(v)) for v in (*self.interval, self.after))
+        low, _, high, after = (round(v, 6) for v in (*self.interval, self.after))
         below, among, above = self.verdicts
         if after < low - self.same:
             return below
@@ -102,7 +103,7 @@ class Deletion:
         return (
             f"Covering the strongest fifth of the {self.parts} takes the {self.what} from "
             f"{self.by_map[0]:.2f} to {self.by_map[at]:.2f}; covering a fifth drawn at random, "
-            f"part by part, to {self.chance[at]:.2f} (mean of {len(self.by_chance)})."
+            f"in scattered parts, to {self.chance[at]:.2f} (mean of {len(self.by_chance)})."
         )
 
     def html(self) -> str:

@@ -6,6 +6,7 @@ from html import unescape
 
 import pytest
 import torch
+from axe_playwright_python.sync_playwright import Axe
 
 import relprop
 from relprop.cards.run import run_page
@@ -186,6 +187,7 @@ def test_in_a_browser(pictures, tmp_path, browser):
     page.on("pageerror", lambda error: noise.append(str(error)))
     page.on("dialog", lambda dialog: (noise.append(dialog.message), dialog.dismiss()))
     page.goto(path.as_uri())
+    assert not Axe().run(page).response["violations"]
     root = "document.documentElement"
     assert page.evaluate(f"{root}.scrollWidth <= {root}.clientWidth")
     names = page.locator("tbody tr td:nth-child(2) button")
@@ -199,6 +201,7 @@ def test_in_a_browser(pictures, tmp_path, browser):
     assert page.locator("tbody tr:visible").count() == 1
     page.locator("tbody tr:visible button").press("Enter")
     page.wait_for_selector("dialog[open] canvas[data-painted]")
+    assert not Axe().run(page).response["violations"]
     assert page.locator("dialog h2").inner_text() == "a cat.png"
     paint = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some((v) => v > 99)"
     assert page.locator("dialog canvas").evaluate(paint)

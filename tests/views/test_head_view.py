@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 import transformers
+from axe_playwright_python.sync_playwright import Axe
 
 import relprop
 from relprop.cards.answer import percent
@@ -262,3 +263,24 @@ def test_a_map_that_cannot_be_set_is_told(view):
         pytest.raises(OptionError, match="'elsewhere' cannot be set"),
     ):
         ablated(probe, made, view.shares[:1])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_by_keyboard(scene, scheme, tmp_path, browser):
+    view = relprop.head_view(digit_scene_model(), scene.images[:1], 3, checks=False)
+    context = browser.new_context(viewport={"width": 390, "height": 800}, color_scheme=scheme)
+    page, problems = context.new_page(), []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto(view.to_html(tmp_path / "heads.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    chosen = page.locator(".heads button[aria-pressed='true']")
+    first = chosen.get_attribute("aria-label")
+    chosen.focus()
+    key = "ArrowLeft" if "head 3" in first else "ArrowRight"
+    page.keyboard.press(key)
+    page.keyboard.press("Enter")
+    label = chosen.get_attribute("aria-label")
+    assert label != first and label.split(":")[0][1:] in page.locator("#which").inner_text()
+    assert not Axe().run(page).response["violations"]
+    context.close()
+    assert not problems
