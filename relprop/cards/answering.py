@@ -101,7 +101,9 @@ def of_generation(
     words, own = words_of(every, sample), generation.stream in generation.streams
 
     def row(step: Explanation, place: int) -> list[float]:
-        before = range(generation.prompt, generation.prompt + place) if own else ()
+        source = step.streams[generation.stream].source.tolist() if own else []
+        answer = range(generation.prompt, generation.prompt + place) if own else ()
+        before = [source.index(position) for position in answer]
         return scores_of(_own_last(step, generation.stream), sample, words, before)
 
     rows = [row(generation.steps[k], place) for place, k in enumerate(steps)]

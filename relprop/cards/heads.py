@@ -28,6 +28,7 @@ from relprop.rules import RuleSet
 from relprop.runner.question import Question, move_processor_options
 from relprop.runs.fingerprints import of_model
 from relprop.tracer.binding import Inputs, bind
+from relprop.tracer.surroundings import plain_numbers
 from relprop.views.escape import markup
 from relprop.views.page import data_uri
 from relprop.views.shown import only, target_of
@@ -95,7 +96,7 @@ def head_view(
     >>> [tuple(share.shape) for share in view.shares]
     [(4,), (4,), (4,), (4,)]
     """
-    with showing(progress):
+    with showing(progress), plain_numbers():
         inputs, (question,) = move_processor_options(inputs, [Question(METHOD, options, rules)])
         module, given = opened(model, inputs, processor, trust_remote_code=trust_remote_code)
         bound = bind(given.inputs)

@@ -23,7 +23,9 @@ from relprop.opening import base_model
 from relprop.opening.opening import opened
 from relprop.progress import showing
 from relprop.rules import RuleSet
+from relprop.runner.question import Question, move_processor_options
 from relprop.tracer.binding import bind
+from relprop.tracer.surroundings import plain_numbers
 
 
 @guarded
@@ -71,16 +73,18 @@ def card(
     >>> relprop.card(digit_scene_model(), make_scenes(1, seed=8).images, 2, checks=False).said
     'Mostly middle right and centre: a fifth of the picture holds 88% of the map.'
     """
+    asked = [Question(method, method_options, rules)]
+    inputs, (question,) = move_processor_options(inputs, asked)
     module, prepared = opened(model, inputs, processor, trust_remote_code=trust_remote_code)
     if (count := bind(prepared.inputs).batch) != 1:
         fact = f"a card is of one sample, and {count} are given"
         raise InputError(fact, then=["relprop.card(model, inputs[:1])", "a card for each of them"])
     how: dict[str, Any] = {"method": method, "rules": rules, "precision": precision}
-    how |= method_options
+    how |= question.options
     named = "".join(f", {k}={v!r}" for k, v in method_options.items() if k != "processor")
     call = made or f"relprop.card(model, inputs, {target!r}, method={method!r}{named})"
     request = Request(module, prepared, target, dict(how), call, checks)
-    with showing(progress):
+    with showing(progress), plain_numbers():
         generates = getattr(base_model(module), "can_generate", None)
         if target is None and callable(generates) and generates():
             how |= {"max_new_tokens": max_new_tokens}
@@ -98,4 +102,6 @@ def answered(
     """The card of a generation that a command made. ``how``: the options it was explained with."""
     module, prepared = opened(model, inputs, processor)
     called = command_line(sys.argv[1:])
-    return Request(module, prepared, None, {"rules": None, **how}, called, True).answer_card(found)
+    request = Request(module, prepared, None, {"rules": None, **how}, called, True)
+    with plain_numbers():
+        return request.answer_card(found)

@@ -19,6 +19,8 @@ from relprop.views.page import data_uri
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from relprop.explanation import TokenScores
+
 #: The outlined share of the picture, how many other places its shape is laid, and how many times
 #: the mean its heat must be for the map to be more than spread evenly.
 REGION, PLACES, EVEN = 0.2, 20, 1.25
@@ -114,16 +116,31 @@ def _bars(cover: Comparison) -> str:
     )
 
 
-def strongest_part(heat: np.ndarray) -> np.ndarray | None:
-    """(H, W), bool: the fifth of the positions with the highest numbers; ``None`` where none stands
-    out."""
-    least = float(np.quantile(heat, 1 - REGION))
-    region: np.ndarray = heat >= least
-    if region.mean() > 1.5 * REGION:  # many equal numbers
-        region = heat > least
-    if not region.any() or heat[region].clip(0).mean() <= EVEN * heat.clip(0).mean():
+def strongest_part(heat: np.ndarray, seen: np.ndarray | None = None) -> np.ndarray | None:
+    """(H, W), bool: the fifth of the positions that are ``seen`` (``None``: all) with the highest
+    numbers; ``None`` where none stands out."""
+    seen = np.ones(heat.shape, bool) if seen is None else seen
+    least = float(np.quantile(heat[seen], 1 - REGION))
+    region: np.ndarray = seen & (heat >= least)
+    if region.sum() > 1.5 * REGION * seen.sum():  # many equal numbers
+        region = seen & (heat > least)
+    if not region.any() or heat[region].clip(0).mean() <= EVEN * heat[seen].clip(0).mean():
         return None
     return region
+
+
+def seen_part(stream: TokenScores, size: tuple[int, ...]) -> np.ndarray | None:
+    """(H, W), bool: what the model saw of a picture that is shown in this ``size``; ``None``: all
+    of it."""
+    if stream.originals is None:
+        return None
+    original, (height, width) = stream.originals[0], size
+    top, left, bottom, right = original.frame
+    rows = (np.arange(height) + 0.5) * original.size[0] / height
+    columns = (np.arange(width) + 0.5) * original.size[1] / width
+    down, across = (rows > top) & (rows < bottom), (columns > left) & (columns < right)
+    seen: np.ndarray = down[:, None] & across[None]
+    return seen if seen.any() else None
 
 
 def in_words(heat: np.ndarray, region: np.ndarray | None) -> str:

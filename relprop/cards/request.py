@@ -3,6 +3,7 @@ shuffled weights, and what the model says when words or parts of a picture are c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from relprop.adapters import Prepared, adapter_for
 from relprop.adapters.processing import tokenizer_of
+from relprop.adapters.texts import decoded
 from relprop.adapters.words import pieces_of
 from relprop.api.continuation import Continuation, continued
 from relprop.api.explain import explain
@@ -21,7 +23,7 @@ from relprop.api.generation import steps_of as explained_steps
 from relprop.cards import answering, covering, trials
 from relprop.cards.answer import Answer, AnswerCard, Said, percent
 from relprop.cards.base import picture_bytes
-from relprop.cards.picture import PictureCard, cover_of, in_words, strongest_part
+from relprop.cards.picture import PictureCard, cover_of, in_words, seen_part, strongest_part
 from relprop.cards.trials import Checks, Comparison, Deletion, tried
 from relprop.errors import InputError, OptionError
 from relprop.explanation import Explanation, Generation
@@ -30,7 +32,7 @@ from relprop.opening import base_model
 from relprop.runner.conditions import Conditions
 from relprop.runner.question import Question
 from relprop.runs.fingerprints import of_model
-from relprop.targets import contrast
+from relprop.targets import contrast, span
 from relprop.targets.answers import Contrast
 from relprop.targets.index import Output
 from relprop.tracer.binding import bind
@@ -43,7 +45,9 @@ from relprop.views.token_maps import maps_of
 #: How many runners-up are named, the signed method that says why not the first of them, and how
 #: many parts along a picture's side are covered one after another, at most.
 RUNNERS_UP, SIGNED, CELLS = 3, "attnlrp", 16
+LARGEST = 896  # pixels of a shown picture's longer side
 NO_CLASS = "the target is no class"
+SPAN = re.compile(r"span\((\d+), (\d+)\)")  # the predicted one, by its name
 
 
 @dataclass(frozen=True)
@@ -68,23 +72,25 @@ class Request:
         ids, last = found.ids[0, :count], slice(-found.ids.shape[1], None)
         how: dict[str, Any] = {"max_new_tokens": None, "options": None, "seed": 0}
         run = continued(model, given, output_ids=found.ids, may_repeat=True, **how)
-        likely = covering.logits_with(model, run.inputs)[0, last][:count].softmax(-1)
+        rows = covering.logits_with(model, run.inputs, None, lambda y: y[:, last].double())
+        likely = rows[0, :count].softmax(-1)
         others, pairs = self._runners_up(ids, likely)
         against = tried(lambda: self._rather(run, pairs), "explaining why not")
         rivals = () if isinstance(against, str) else against
-        answer = answering.of_generation(found, 0, others, rivals)
+        answer = self._as_written(answering.of_generation(found, 0, others, rivals), ids)
 
         def again(other: nn.Module) -> Explanation:
-            fixed = {"output_ids": found.ids, **self.how}
+            fixed = {k: v for k, v in self.how.items() if k not in ("generate", "seed")}
+            fixed |= {"output_ids": found.ids}
             return whole(explain_generation(other, self.prepared, **fixed))
 
         def says(logits: Tensor) -> Tensor:
-            chances = logits[:, last][:, :count].log_softmax(-1)
+            chances = logits[:, last][:, :count].double().log_softmax(-1)
             return chances.gather(-1, ids.expand(len(logits), -1)[..., None]).mean((1, 2)).exp()
 
         def covered() -> Deletion:
             what = "probability of the answer's tokens (their geometric mean)"
-            return self._covered_words(run.inputs, answering.words_of(every, 0), answer, says, what)
+            return self._covered_words(run.inputs, every, answer, says, what)
 
         title = f"Why “{visible(answer.text, 160)}”?"
         checks = self._checked(every, again, covered)
@@ -102,9 +108,14 @@ class Request:
         name = trials.class_of(found).strip("'")
         said = Said(name, row, answering.probability_of(found, 0))
         if chance is not None:
-            logits = covering.logits_with(self.model, self.prepared.inputs)
-            others, against = self._others(found, logits[0])
-            said = replace(said, probability=float(chance(logits)[0]), others=others)
+            logits = tried(
+                lambda: covering.logits_with(self.model, self.prepared.inputs), "runners-up"
+            )
+            if isinstance(logits, str):
+                against = logits
+            else:
+                others, against = self._others(found, logits[0])
+                said = replace(said, probability=float(chance(logits)[0]), others=others)
         if not isinstance(against, str):
             rival = answering.shares(answering.scores_of(against, 0, words))
             said = replace(said, against=rival)
@@ -114,7 +125,7 @@ class Request:
 
         def covered() -> Deletion:
             inputs, what = self.prepared.inputs, trials.chance_named(found)
-            return self._covered_words(inputs, words, answer, chance, what)
+            return self._covered_words(inputs, found, answer, chance, what)
 
         title = f"Why {_sure(found, said.probability)}?"
         checks = self._checked(found, self._again(found), covered, "" if chance else NO_CLASS)
@@ -132,7 +143,7 @@ class Request:
         def answers(gone: Tensor) -> Tensor:
             assert chance is not None
             images = covering.covered_picture(image[0].detach(), gone)
-            return chance(covering.logits_with(self.model, self.prepared.inputs, {name: images}))
+            return covering.logits_with(self.model, self.prepared.inputs, {name: images}, chance)
 
         rows, columns = (min(n, CELLS) for n in stream.grid or ())
         what, heat = trials.chance_named(found), found.heatmap()[0].detach().cpu().double()
@@ -156,7 +167,12 @@ class Request:
         if under is not None:  # (H, W) or (H, W, channels)
             shown = torch.from_numpy(under).view(*under.shape[:2], -1)[..., :3].movedim(-1, 0)
         on_it = drawn.double().cpu().numpy()
-        region = strongest_part(on_it)
+        if under is not None and max(under.shape) > LARGEST:
+            size = [max(1, round(n * LARGEST / max(under.shape))) for n in on_it.shape]
+            small = F.interpolate(torch.from_numpy(on_it)[None, None], size, mode="area")
+            on_it = small[0, 0].numpy()
+            shown = F.interpolate(shown[None].float(), size, mode="area")[0]
+        region = None if own is None else strongest_part(on_it, seen_part(stream, on_it.shape))
         before = answering.probability_of(found, 0) if isinstance(cover, str) else cover.before
         said, title = in_words(on_it, region), f"Why {_sure(found, before)}?"
         made, seen = self._made(found), picture_bytes(shown)
@@ -192,16 +208,20 @@ class Request:
         """What explains another model for the same input and target."""
         known = isinstance(found.target[0], int | tuple)
         target = found.target[0] if known else self.target
+        if place := SPAN.fullmatch(str(found.target[0])):
+            target = span(int(place[1]), int(place[2]))
         return lambda other: explain(other, self.prepared, target, **self.how)
 
     def _covered_words(
-        self, inputs: Any, words: answering.Words, answer: Answer, says: Any, what: str
+        self, inputs: Any, of: Explanation, answer: Answer, says: Any, what: str
     ) -> Deletion:
         """The curve of covered words. ``says``: from logits to what the model says, (runs,)."""
 
+        words = answering.words_of(of, 0)
+
         def answers(gone: Tensor) -> Tensor:
-            masks = covering.covered_words(self.model, inputs, words, gone)
-            return says(covering.logits_with(self.model, inputs, masks))  # type: ignore[no-any-return]
+            masks = covering.covered_words(self.model, inputs, words, gone, of)
+            return covering.logits_with(self.model, inputs, masks, says)
 
         return trials.deleted(torch.tensor(answer.whole[: len(words)]), answers, what, "words")
 
@@ -243,9 +263,24 @@ class Request:
         return others, pairs
 
     def _pieces(self, tokens: list[int]) -> list[str]:
-        """What tokens are called; their numbers without a tokenizer."""
+        """What tokens are called, each by itself; their numbers without a tokenizer."""
         tokenizer = tokenizer_of(self.prepared.processor)
-        return list(map(str, tokens)) if tokenizer is None else list(pieces_of(tokens, tokenizer))
+        if tokenizer is None:
+            return list(map(str, tokens))
+        read = [str(tokenizer.decode([token])).strip() for token in tokens]
+        both = zip(read, pieces_of(tokens, tokenizer), strict=True)
+        return [text if text and "\ufffd" not in text else piece for text, piece in both]
+
+    def _as_written(self, answer: Answer, ids: Tensor) -> Answer:
+        """The answer as the tokenizer writes it; its tokens' own names may be no text."""
+        tokenizer = tokenizer_of(self.prepared.processor)
+        if tokenizer is None:
+            return answer
+        made = decoded(ids.tolist(), tokenizer)
+        both = zip(answer.said, made.spans, strict=True)
+        said = tuple(replace(s, text=made.text[a:b].strip() or s.text) for s, (a, b) in both)
+        text = str(tokenizer.decode(ids.tolist(), skip_special_tokens=True)).strip()
+        return replace(answer, text=text or answer.text, said=said)
 
     def _rather(self, run: Continuation, pairs: Sequence[tuple[int, int]]) -> list[Explanation]:
         """Why each token of an answer rather than its rival, by the signed method."""

@@ -167,10 +167,12 @@ def _covered(work: ExplainWork, sample: Sample, e: Explanation, seed: int) -> tu
     if not text and single_pixels(stream):
         height, width = (min(AREAS, n) for n in scores.shape)
         scores = F.adaptive_avg_pool2d(scores[None], (height, width))[0]
-    gone = places_of(scores.flatten(), seed) < round(FIFTH * scores.numel())
+    if scores.numel() < 2:
+        raise RelpropError("there is one word or patch")
+    gone = places_of(scores.flatten(), seed) < max(1, round(FIFTH * scores.numel()))
     if text:
-        changed = covering.covered_words(model, inputs, words, gone)
+        changed = covering.covered_words(model, inputs, words, gone, e)
     else:
         image = bind(inputs).tensors[0][0]
         changed = {name: covering.covered_picture(image, gone.view(-1, *scores.shape))}
-    return tuple(chance(covering.logits_with(model, inputs, changed)).tolist())
+    return tuple(covering.logits_with(model, inputs, changed, chance).tolist())

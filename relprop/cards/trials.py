@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.api.rounding import content_scores, rank_correlation
+from relprop.error_boundary import answered
 from relprop.errors import RelpropError, first_line, quietly
 from relprop.explanation import Explanation
 from relprop.progress import doing
@@ -191,13 +192,16 @@ def tried(made: Callable[[], Result], what: str) -> Result | str:
             return made()
     except RelpropError as error:
         return first_line(error)
+    except Exception as error:  # of the user's model, or no memory: the card goes on without
+        return first_line(answered(error, what))
 
 
 def deleted(scores: Tensor, answers: Callable[[Tensor], Tensor], what: str, parts: str) -> Deletion:
     """The curve of one sample. ``scores`` (parts,); ``answers``: from (runs, parts), bool, which of
     the parts are covered, to (runs,), what the model says."""
     places, count = places_of(scores), len(scores)
-    covered = torch.stack([places < round(share * count) for share in COVERED], 1)
+    counts = [max(1, round(share * count)) if share else 0 for share in COVERED]
+    covered = torch.stack([places < number for number in counts], 1)
     found = answers(covered.flatten(0, 1)).view(len(places), len(COVERED)).tolist()
     return Deletion(tuple(found[0]), tuple(map(tuple, found[1:])), what, parts)
 
@@ -286,12 +290,16 @@ def chance_of(
     token = isinstance(target, tuple) and explanation.predictions is not None
     if not token and type(target) is not int:
         return None
-    place = target if isinstance(target, tuple) else (target,)
+    place, known = target if isinstance(target, tuple) else (target,), explanation.probability
+    # an output that ends in a softmax or a sigmoid is a probability as it is
+    as_it_is = known is not None and abs(float(known[0] - explanation.output[0])) < 1e-7
 
     def chance(logits: Tensor) -> Tensor:
         if logits.dim() != 1 + len(place):
             raise RelpropError("the model's output has no logits (batch, classes)")
-        shares = logits.double().softmax(-1) if exclusive else logits.double().sigmoid()
-        return shares[(slice(None), *place)]
+        row = logits[(slice(None), *place[:-1])].double()
+        one_of_many = exclusive and row.shape[-1] > 1
+        shares = row if as_it_is else row.softmax(-1) if one_of_many else row.sigmoid()
+        return shares[:, place[-1]]
 
     return chance

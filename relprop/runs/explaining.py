@@ -193,9 +193,11 @@ class ExplainWork:
 
 
 def class_probabilities(model: nn.Module, inputs: Any, batch: int) -> Tensor | None:
-    """The softmax of ``class_scores``, (batch, classes)."""
+    """The softmax of ``class_scores``, (batch, classes); of a single one the sigmoid."""
     scores = class_scores(model, inputs, batch)
-    return None if scores is None else scores.softmax(1)
+    if scores is None:
+        return None
+    return scores.softmax(1) if scores.shape[1] > 1 else scores.sigmoid()
 
 
 def class_scores(model: nn.Module, inputs: Any, batch: int) -> Tensor | None:

@@ -351,3 +351,79 @@ def test_a_model_that_repeats_its_prompt_has_a_card():
     ids = {"input_ids": torch.tensor([[3, 4, 5]]), "attention_mask": torch.ones(1, 3).long()}
     card = relprop.card(model, ids, max_new_tokens=3)
     assert len(card.answers[0].said) == 3 and card.answers[0].said[0].others
+
+
+class Returns(torch.nn.Module):
+    """The digit model, whose output is made into something else."""
+
+    def __init__(self, made):
+        super().__init__()
+        self.model, self.made = digit_scene_model(), made
+
+    def forward(self, x):
+        return self.made(self.model(x))
+
+
+@pytest.mark.filterwarnings("ignore:output 'output' ends in a softmax")
+def test_probabilities_are_the_models(scene):
+    expected = float(chance(scene, 6)[0])
+    for made in (lambda y: y.softmax(-1), lambda y: (y,), lambda y: {"scores": y}):
+        card = relprop.card(Returns(made), scene, 6)
+        assert card.cover.before == pytest.approx(expected, rel=1e-4)
+
+
+def test_what_the_user_watches_sees_no_covered_run(scene):
+    model, seen = digit_scene_model(), []
+    model.blocks[0].register_forward_hook(lambda *given: seen.append(len(given[1][0])))
+    relprop.explain(model, scene, 6)
+    before = len(seen)
+    relprop.card(model, scene, 6)
+    assert set(seen) <= {1} and len(seen) <= 2 * before + 1
+
+
+def test_of_a_cropped_picture_what_the_model_saw_is_outlined():
+    import timm
+    from PIL import Image
+
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", depth=1)
+    pixels = (np.random.default_rng(0).random((224, 400, 3)) * 255).astype(np.uint8)
+    card = relprop.card(model, Image.fromarray(pixels), 5, checks=False)
+    if card.region is not None:  # of 224 × 400 it sees about 202 × 202
+        columns = np.flatnonzero(card.region.any(0))
+        assert columns.min() > 80 and columns.max() < 320
+        assert card.region.mean() == pytest.approx(0.2 * (0.9 * 224) ** 2 / (224 * 400), rel=0.2)
+
+
+def test_what_the_processor_is_told_may_stand_in_the_call():
+    read = review_tokenizer()
+    card = relprop.card(
+        review_model(), REVIEW * 3, processor=read, truncation=True, max_length=9, checks=False
+    )
+    assert 3 < len(card.answers[0].words) <= 7
+
+
+def test_one_word_has_a_fifth():
+    card = relprop.card(review_model(), "thrilling", processor=review_tokenizer())
+    assert card.checks.deletion.by_map[3] != card.checks.deletion.by_map[0]
+
+
+def test_tokens_are_shown_as_they_are_written():
+    import tokenizers
+    import transformers
+
+    words = "Die Hauptstadt von Bayern ist München ."
+    made = tokenizers.ByteLevelBPETokenizer()
+    made.train_from_iterator([words] * 5, vocab_size=300, special_tokens=["<end>"])
+    read = transformers.PreTrainedTokenizerFast(tokenizer_object=made._tokenizer, eos_token="<end>")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": len(read), "n_embd": 16, "n_layer": 1, "n_head": 2}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, eos_token_id=0))
+    ids = read(" München", return_tensors="pt")["input_ids"]
+    given = relprop.explain_generation(
+        model, "Die Hauptstadt von Bayern ist", processor=read, output_ids=ids
+    )
+    assert any("Ġ" in label or "Ã" in label for label in given.labels[0])
+    card = relprop.card(model, "Die Hauptstadt", processor=read, max_new_tokens=2, checks=False)
+    shown = " ".join(s.text + " ".join(t for t, _ in s.others) for s in card.answers[0].said)
+    assert "Ġ" not in shown and "Ã" not in card.title
