@@ -163,7 +163,7 @@ def _refuse(method: Method) -> None:
         raise OptionError(f"level={level!r}: 'attention' or 'input'")
     if method.name in (*GROUPS, RECOMMENDED):
         raise OptionError(
-            f"{method.name!r} stands for other methods already: give yours another name"
+            f"method {method.name!r}: this name stands for other methods already"
         )
     if method.name in METHODS:
         raise OptionError(

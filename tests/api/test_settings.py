@@ -840,7 +840,7 @@ def test_what_cannot_be_set_is_refused_and_nothing_is_left_behind():
             (lambda: probe.set(places, lambda v: 3), "returned int"),
             (lambda: probe.set(places, lambda v: v.nothing), "the function fails"),
             (lambda: probe.set(places, lambda v: v.round().long()), "returned torch.int64"),
-            (lambda: probe.set(places, lambda v: v[:, :, :3]), "does not fit"),
+            (lambda: probe.set(places, lambda v: v[:, :, :3]), "the same shape"),
             (lambda: probe.set(places, torch.zeros_like), "makes nothing of the value"),
             (
                 lambda: probe.set(places, lambda v: torch.from_numpy(v.detach().numpy() * 2)),

@@ -204,7 +204,7 @@ def test_the_source():
     assert isinstance(source, Source) and len(source) == 5 and source.kind == "text"
     assert source.labels == ("negative", "positive") and source[1].key == "1"
     assert source.identity() == {"name": "film reviews", "n": 5, "seed": 0}
-    with pytest.raises(IndexError, match="review 5 of 5"):
+    with pytest.raises(IndexError, match="no review 5"):
         source[5]
 
 
