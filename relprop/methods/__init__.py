@@ -162,9 +162,7 @@ def _refuse(method: Method) -> None:
     if level not in ("attention", "input"):
         raise OptionError(f"level={level!r}: 'attention' or 'input'")
     if method.name in (*GROUPS, RECOMMENDED):
-        raise OptionError(
-            f"method {method.name!r}: this name stands for other methods already"
-        )
+        raise OptionError(f"method {method.name!r}: this name stands for other methods already")
     if method.name in METHODS:
         raise OptionError(
             f"method {method.name!r} is there already: "
