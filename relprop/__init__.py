@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from relprop.api.maximization import Maximization, activation_maximization
     from relprop.api.rounding import rounding_stability
     from relprop.cards.base import Card
+    from relprop.cards.card import card
     from relprop.cards.heads import head_view
-    from relprop.cards.making import card
     from relprop.compiled import Explainer
     from relprop.errors import RelpropError, RelpropWarning
     from relprop.explanation import Citations, Explanation
@@ -93,7 +93,7 @@ _HOMES = {
     "opening": ("open_model",),
     "api.rounding": ("rounding_stability",),
     "cards.base": ("Card",),
-    "cards.making": ("card",),
+    "cards.card": ("card",),
     "cards.heads": ("head_view",),
     "compiled": ("Explainer",),
     "errors": ("RelpropError", "RelpropWarning"),

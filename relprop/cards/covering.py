@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from relprop.cards.answering import Words
+from relprop.cards.answer_data import Words
 from relprop.error_boundary import guarded
 from relprop.errors import RelpropError
 from relprop.explanation import Explanation

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from relprop.api.instrument import Instrument
-from relprop.cards.trials import Comparison, chance_named, chance_of
+from relprop.cards.chances import chance_named, chance_of
+from relprop.cards.trials import Comparison
 from relprop.errors import OptionError
 from relprop.explanation import Block, Explanation
 from relprop.progress import with_progress
 from relprop.runner.describe import names_of
 from relprop.targets.outputs import class_output
 
-SAME = 0.005  # a smaller difference of two probabilities is none
 DRAWS, AT_ONCE, ENOUGH = 20, 5, 15  # of fewer than 15 heads a quarter is taken away at once
 
 
@@ -67,7 +67,7 @@ def compared(count: int, found: Sequence[float], what: str) -> Comparison:
     )
     done = f"Taking the {'strongest head' if one else f'{count} strongest heads'} away"
     beside = f"{some} drawn by chance among the others"
-    return Comparison(found[0], found[1], tuple(found[2:]), what, done, beside, verdicts, SAME)
+    return Comparison(found[0], found[1], tuple(found[2:]), what, done, beside, verdicts)
 
 
 def _set_evenly(probe: Instrument, blocks: Sequence[Block]) -> list[str]:

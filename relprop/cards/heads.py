@@ -16,9 +16,17 @@ from relprop.api.explain import explain
 from relprop.api.instrument import instrument
 from relprop.cards.answer import percent
 from relprop.cards.base import Card, picture_bytes, stack
+from relprop.cards.chances import same_target
 from relprop.cards.head_parts import Parts, head_vectors, in_one_sentence, parts_of, shares_of
 from relprop.cards.head_trials import ablated
-from relprop.cards.trials import UNASKED, Checks, Comparison, control_of, made_by, tried
+from relprop.cards.trials import (
+    UNASKED,
+    Checks,
+    Comparison,
+    control_of,
+    made_by,
+    tried,
+)
 from relprop.error_boundary import guarded
 from relprop.errors import InputError
 from relprop.explanation import Explanation, TokenScores
@@ -110,7 +118,7 @@ def head_view(
 
         found = again(module, target, keep="blocks")
         vectors = head_vectors(found)
-        aim = list(found.target) if isinstance(found.target[0], int | tuple) else target
+        aim = same_target(found, target)
 
         def taken() -> Comparison:
             with instrument(module, given, aim, verify=False, **how) as probe:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 #: The outlined share of the picture, how many other places its shape is laid, and how many times
 #: the mean its heat must be for the map to be more than spread evenly.
 REGION, PLACES, EVEN = 0.2, 20, 1.25
-SAME = 0.005  # a smaller difference of two probabilities is none
 NAMES = (
     ("top left", "top middle", "top right"),
     ("middle left", "centre", "middle right"),
@@ -197,4 +196,4 @@ def cover_of(region: np.ndarray, answers: Callable[[Tensor], Tensor], what: str)
     )
     done = "Covering the outlined part"
     beside = f"covering the same shape at {PLACES} other places"
-    return Comparison(before, after, tuple(others), what, done, beside, verdicts, same=SAME)
+    return Comparison(before, after, tuple(others), what, done, beside, verdicts)

@@ -3,7 +3,6 @@ shuffled weights, and what the model says when words or parts of a picture are c
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +19,7 @@ from relprop.api.continuation import Continuation, continued
 from relprop.api.explain import explain
 from relprop.api.generation import explain_generation
 from relprop.api.generation import steps_of as explained_steps
-from relprop.cards import answering, covering, trials
+from relprop.cards import answer_data, chances, covering, trials
 from relprop.cards.answer import Answer, AnswerCard, Said, percent
 from relprop.cards.base import picture_bytes
 from relprop.cards.picture import PictureCard, cover_of, in_words, seen_part, strongest_part
@@ -32,7 +31,7 @@ from relprop.opening import base_model
 from relprop.runner.conditions import Conditions
 from relprop.runner.question import Question
 from relprop.runs.fingerprints import of_model
-from relprop.targets import contrast, span
+from relprop.targets import contrast
 from relprop.targets.answers import Contrast
 from relprop.targets.index import Output
 from relprop.tracer.binding import bind
@@ -47,7 +46,6 @@ from relprop.views.token_maps import maps_of
 RUNNERS_UP, SIGNED, CELLS = 3, "attnlrp", 16
 LARGEST = 896  # pixels of a shown picture's longer side
 NO_CLASS = "the target is no class"
-SPAN = re.compile(r"span\((\d+), (\d+)\)")  # the predicted one, by its name
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Request:
         others, pairs = self._runners_up(ids, likely)
         against = tried(lambda: self._rather(run, pairs), "explaining why not")
         rivals = () if isinstance(against, str) else against
-        answer = self._as_written(answering.of_generation(found, 0, others, rivals), ids)
+        answer = self._as_written(answer_data.of_generation(found, 0, others, rivals), ids)
 
         def again(other: nn.Module) -> Explanation:
             fixed = {k: v for k, v in self.how.items() if k not in ("generate", "seed")}
@@ -85,8 +83,8 @@ class Request:
             return whole(explain_generation(other, self.prepared, **fixed))
 
         def says(logits: Tensor) -> Tensor:
-            chances = logits[:, last][:, :count].double().log_softmax(-1)
-            return chances.gather(-1, ids.expand(len(logits), -1)[..., None]).mean((1, 2)).exp()
+            rows = logits[:, last][:, :count].double().log_softmax(-1)
+            return rows.gather(-1, ids.expand(len(logits), -1)[..., None]).mean((1, 2)).exp()
 
         def covered() -> Deletion:
             what = "probability of the answer's tokens (their geometric mean)"
@@ -102,29 +100,30 @@ class Request:
             fact = "card() is for pictures and texts, and this explanation is of neither"
             then = ["explanation.plot()", "relprop.report(explanation, path)"]
             raise OptionError(fact, then=then)
-        words, chance = answering.words_of(found, 0), trials.chance_of(found)
+        words, every = answer_data.words_of(found, 0), chances.chances_of(found)
+        chance = chances.chance_of(found)
         against: Explanation | str = NO_CLASS
-        row = answering.shares(answering.scores_of(found, 0, words))
-        name = trials.class_of(found).strip("'")
-        said = Said(name, row, answering.probability_of(found, 0))
-        if chance is not None:
+        row = answer_data.shares(answer_data.scores_of(found, 0, words))
+        name = chances.class_of(found).strip("'")
+        said = Said(name, row, answer_data.probability_of(found, 0))
+        if every is not None and chance is not None:
             logits = tried(
                 lambda: covering.logits_with(self.model, self.prepared.inputs), "runners-up"
             )
             if isinstance(logits, str):
                 against = logits
             else:
-                others, against = self._others(found, logits[0])
+                others, against = self._others(found, every(logits)[0])
                 said = replace(said, probability=float(chance(logits)[0]), others=others)
         if not isinstance(against, str):
-            rival = answering.shares(answering.scores_of(against, 0, words))
+            rival = answer_data.shares(answer_data.scores_of(against, 0, words))
             said = replace(said, against=rival)
         texts = tuple(word for _, word, _ in words)
-        parts, maps = answering.parts_of(found, 0, words), tuple(maps_of([found], 0))
+        parts, maps = answer_data.parts_of(found, 0, words), tuple(maps_of([found], 0))
         answer = Answer(said.text, texts, parts, (said,), maps, row)
 
         def covered() -> Deletion:
-            inputs, what = self.prepared.inputs, trials.chance_named(found)
+            inputs, what = self.prepared.inputs, chances.chance_named(found)
             return self._covered_words(inputs, found, answer, chance, what)
 
         title = f"Why {_sure(found, said.probability)}?"
@@ -134,7 +133,7 @@ class Request:
     def picture_card(self, found: Explanation, picture: Any) -> PictureCard:
         """Where a picture's map lies, and what covering that part does."""
         ((name, stream),) = found.streams.items()
-        bound, chance = bind(self.prepared.inputs), trials.chance_of(found)
+        bound, chance = bind(self.prepared.inputs), chances.chance_of(found)
         image = bound.tensors[bound.names.index(name)]
         why = "" if chance else NO_CLASS
         if image.dim() != 4 or tuple(image.shape[-2:]) != stream.image:
@@ -146,7 +145,7 @@ class Request:
             return covering.logits_with(self.model, self.prepared.inputs, {name: images}, chance)
 
         rows, columns = (min(n, CELLS) for n in stream.grid or ())
-        what, heat = trials.chance_named(found), found.heatmap()[0].detach().cpu().double()
+        what, heat = chances.chance_named(found), found.heatmap()[0].detach().cpu().double()
 
         def covered() -> Deletion:
             scores = F.adaptive_avg_pool2d(heat[None], (rows, columns))[0].flatten()
@@ -173,7 +172,7 @@ class Request:
             on_it = small[0, 0].numpy()
             shown = F.interpolate(shown[None].float(), size, mode="area")[0]
         region = None if own is None else strongest_part(on_it, seen_part(stream, on_it.shape))
-        before = answering.probability_of(found, 0) if isinstance(cover, str) else cover.before
+        before = answer_data.probability_of(found, 0) if isinstance(cover, str) else cover.before
         said, title = in_words(on_it, region), f"Why {_sure(found, before)}?"
         made, seen = self._made(found), picture_bytes(shown)
         return PictureCard(title, said, checks, made, seen, on_it, region, cover)
@@ -182,7 +181,7 @@ class Request:
         self, first: Explanation, title: str, checks: Checks, answer: Answer, against: object
     ) -> AnswerCard:
         """``against``: why no other answer, or why that is not known."""
-        made, signed = self._made(first), answering.is_signed(first)
+        made, signed = self._made(first), answer_data.is_signed(first)
         why = against if isinstance(against, str) else ""
         return AnswerCard(title, answer.sentence, checks, made, (answer,), signed, SIGNED, why)
 
@@ -206,10 +205,7 @@ class Request:
 
     def _again(self, found: Explanation) -> Callable[[nn.Module], Explanation]:
         """What explains another model for the same input and target."""
-        known = isinstance(found.target[0], int | tuple)
-        target = found.target[0] if known else self.target
-        if place := SPAN.fullmatch(str(found.target[0])):
-            target = span(int(place[1]), int(place[2]))
+        target = chances.same_target(found, self.target)
         return lambda other: explain(other, self.prepared, target, **self.how)
 
     def _covered_words(
@@ -217,7 +213,7 @@ class Request:
     ) -> Deletion:
         """The curve of covered words. ``says``: from logits to what the model says, (runs,)."""
 
-        words = answering.words_of(of, 0)
+        words = answer_data.words_of(of, 0)
 
         def answers(gone: Tensor) -> Tensor:
             masks = covering.covered_words(self.model, inputs, words, gone, of)
@@ -226,14 +222,12 @@ class Request:
         return trials.deleted(torch.tensor(answer.whole[: len(words)]), answers, what, "words")
 
     def _others(
-        self, found: Explanation, logits: Tensor
+        self, found: Explanation, likely: Tensor
     ) -> tuple[tuple[tuple[str, float], ...], Explanation | str]:
-        """The likeliest other classes, or tokens, with their probabilities, and why not the first
-        of them."""
+        """The other classes, or tokens, that are ``likely`` (classes,), with their probabilities,
+        and why not the first of them."""
         target, model = found.target[0], base_model(self.model)
         *place, own = target if isinstance(target, tuple) else (target,)
-        row = logits[tuple(place)]
-        likely = row.softmax(-1) if found.predictions is not None else row.sigmoid()
         best = likely.topk(min(RUNNERS_UP + 1, len(likely))).indices.tolist()
         order = [k for k in best if k != own][:RUNNERS_UP]
         if not order:
@@ -299,5 +293,5 @@ def _sure(found: Explanation, probability: float | None) -> str:
     return (
         heading(found, 0)
         if probability is None
-        else f"{trials.class_of(found)} ({percent(probability)})"
+        else f"{chances.class_of(found)} ({percent(probability)})"
     )

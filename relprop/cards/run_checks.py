@@ -15,8 +15,9 @@ from relprop.adapters import adapter_for
 from relprop.api.explain import explain
 from relprop.api.rounding import content_scores, rank_correlation
 from relprop.cards import covering
-from relprop.cards.answering import probability_of, scores_of, words_of
-from relprop.cards.trials import chance_of, places_of
+from relprop.cards.answer_data import probability_of, scores_of, words_of
+from relprop.cards.chances import chance_of
+from relprop.cards.trials import places_of
 from relprop.data import Sample
 from relprop.errors import RelpropError, counted, first_line, quietly
 from relprop.explanation import Explanation

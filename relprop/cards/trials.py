@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import math
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -21,10 +20,10 @@ from relprop.errors import RelpropError, first_line, quietly
 from relprop.explanation import Explanation
 from relprop.progress import doing
 from relprop.views.escape import markup
-from relprop.views.shown import target_of
 
 #: Shares of the input that are covered, and how many random orders stand beside the map's.
 COVERED, ORDERS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8), 5
+SAME = 0.005
 UNASKED = "it was not asked for"
 WIDTH, HEIGHT, LEFT, TOP = 300, 150, 40, 10  # of the curves, in the picture's own units
 Result = TypeVar("Result")
@@ -37,7 +36,7 @@ class Comparison:
 
     ``what``: what these numbers are (``"probability of 'cat'"``). ``done``, ``beside``: what was
     done, and to what others. ``verdicts``: the sentences for an ``after`` below almost all others,
-    among them, and above them. ``same``: a smaller difference is none.
+    among them, and above them.
     """
 
     before: float
@@ -47,7 +46,6 @@ class Comparison:
     done: str
     beside: str
     verdicts: tuple[str, str, str]
-    same: float = 0.0
 
     @property
     def interval(self) -> tuple[float, float, float]:
@@ -63,12 +61,13 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Whether it does more than chance, as far as the shown digits tell."""
-        low, _, high, after = (round(v, 6) for v in (*self.interval, self.after))
-        below, among, above = self.verdicts
-        if after < low - self.same:
+        """Whether it does more than chance; of two probabilities a difference below ``SAME`` is
+        none."""
+        (low, _, high), (below, among, above) = self.interval, self.verdicts
+        same = SAME if self.what.startswith("probability") else 0.0
+        if self.after < low - same:
             return below
-        return above if after > high + self.same else among
+        return above if self.after > high + same else among
 
     @property
     def sentence(self) -> str:
@@ -200,10 +199,12 @@ def deleted(scores: Tensor, answers: Callable[[Tensor], Tensor], what: str, part
     """The curve of one sample. ``scores`` (parts,); ``answers``: from (runs, parts), bool, which of
     the parts are covered, to (runs,), what the model says."""
     places, count = places_of(scores), len(scores)
-    counts = [max(1, round(share * count)) if share else 0 for share in COVERED]
-    covered = torch.stack([places < number for number in counts], 1)
-    found = answers(covered.flatten(0, 1)).view(len(places), len(COVERED)).tolist()
-    return Deletion(tuple(found[0]), tuple(map(tuple, found[1:])), what, parts)
+    counts = [max(1, round(share * count)) for share in COVERED[1:]]
+    covered = torch.stack([places < number for number in counts], 1).flatten(0, 1)
+    plain, *found = answers(torch.cat([torch.zeros_like(covered[:1]), covered])).tolist()
+    starts = range(0, len(found), len(counts))
+    by_map, *by_chance = ((plain, *found[i : i + len(counts)]) for i in starts)
+    return Deletion(by_map, tuple(by_chance), what, parts)
 
 
 def places_of(scores: Tensor, seed: int = 0) -> Tensor:
@@ -255,51 +256,3 @@ def made_by(method: str, rules: str, model: Mapping[str, Any] | None = None, cal
         parts.insert(1, f"{name}, weights SHA-256 {weights}")
         parts += [date.today().isoformat(), call]
     return " · ".join(parts)
-
-
-def class_of(explanation: Explanation) -> str:
-    """What was explained of the first sample, by name: a class's label, or its number."""
-    name, target = target_of(explanation, 0), explanation.target[0]
-    if explanation.labels is not None and explanation.labels[0] is not None:
-        return name if "'" in name else repr(name)
-    kinds: dict[type, str] = {int: "class ", tuple: "output element "}
-    return f"{kinds.get(type(target), '')}{name}"
-
-
-def chance_named(explanation: Explanation) -> str:
-    """What is measured of the explained class, and, where the model does not say so, by what."""
-    by = "softmax" if explanation.predictions is not None else "sigmoid"
-    known = "" if explanation.probability is not None else f" (by a {by})"
-    return f"probability of {class_of(explanation)}{known}"
-
-
-def command_line(arguments: Sequence[str]) -> str:
-    """What was typed, fit to be typed again."""
-    return shlex.join(["relprop", *arguments])
-
-
-def chance_of(
-    explanation: Explanation, *, exclusive: bool | None = None
-) -> Callable[[Tensor], Tensor] | None:
-    """How likely the explained class is, from logits (batch, classes), or a token, from logits
-    (batch, positions, tokens): a softmax where classes are ``exclusive`` (``None``: as the
-    explanation has it), a sigmoid where they are true side by side; ``None`` for what is neither.
-    """
-    target = explanation.target[0]
-    exclusive = explanation.predictions is not None if exclusive is None else exclusive
-    token = isinstance(target, tuple) and explanation.predictions is not None
-    if not token and type(target) is not int:
-        return None
-    place, known = target if isinstance(target, tuple) else (target,), explanation.probability
-    # an output that ends in a softmax or a sigmoid is a probability as it is
-    as_it_is = known is not None and abs(float(known[0] - explanation.output[0])) < 1e-7
-
-    def chance(logits: Tensor) -> Tensor:
-        if logits.dim() != 1 + len(place):
-            raise RelpropError("the model's output has no logits (batch, classes)")
-        row = logits[(slice(None), *place[:-1])].double()
-        one_of_many = exclusive and row.shape[-1] > 1
-        shares = row if as_it_is else row.softmax(-1) if one_of_many else row.sigmoid()
-        return shares[:, place[-1]]
-
-    return chance

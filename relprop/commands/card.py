@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from relprop.commands.arguments import Answer, Args
 from relprop.commands.explain import method_of
 from relprop.commands.one_input import required_input
-from relprop.commands.printing import WrongUsage, echo, echo_json
+from relprop.commands.printing import WrongUsage, command_line, echo, echo_json
 from relprop.commands.steps import Steps
 from relprop.commands.writing import check_outs, write
 
@@ -29,15 +28,14 @@ def card(args: Args, answer: Answer, max_new_tokens: int, *, heads: bool, checks
         steps.next("loading PyTorch, reading the input")
         method, options = method_of(answer.methods, answer.rules)
         given = required_input(args, "card needs a picture or a text", EXAMPLE)
-        from relprop.cards.making import card as make
-        from relprop.cards.trials import command_line
+        from relprop.cards.card import card as make
         from relprop.commands.subject import open_subject
 
         steps.next("opening the model")
         subject = open_subject(args.model, given)
         steps.next("explaining")
         how: dict[str, Any] = {"processor": subject.processor, "checks": checks}
-        how |= {"precision": args.model.precision, "made": command_line(sys.argv[1:]), **options}
+        how |= {"precision": args.model.precision, "made": command_line(), **options}
         target = subject.target(answer.targets[0])
         if heads:
             from relprop.cards.heads import head_view

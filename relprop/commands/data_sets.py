@@ -4,15 +4,13 @@ folder; in every process of an ``accelerate launch``."""
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from relprop.cards.run import run_page
-from relprop.cards.trials import command_line
 from relprop.commands.arguments import DataArgs, ModelArgs
-from relprop.commands.printing import echo, echo_json
+from relprop.commands.printing import command_line, echo, echo_json
 from relprop.data import Source
 from relprop.errors import RelpropError, UnforeseenError, quietly
 from relprop.evaluation import EvaluationWork, ImageTask, TextTask
@@ -80,7 +78,7 @@ def _write_page(work: ExplainWork, out: Path, pages: Sequence[Path], *, checks: 
     files = []
     try:
         with quietly():  # the run has warned
-            page = run_page(read_run(out), work, command_line(sys.argv[1:]), checks=checks)
+            page = run_page(read_run(out), work, command_line(), checks=checks)
             files.append(page.to_html(out / "index.html"))
             files.append(page.to_markdown(out / "model-card.md"))
         for path in pages:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from relprop.commands.arguments import Answer, Args
 from relprop.commands.explain import method_of
 from relprop.commands.one_input import read_input
-from relprop.commands.printing import WrongUsage, echo, echo_json
+from relprop.commands.printing import WrongUsage, command_line, echo, echo_json
 from relprop.commands.steps import Steps
 from relprop.commands.writing import Writer, check_outs, json_writer, write
 
@@ -50,11 +50,11 @@ def generate(args: Args, answer: Answer, max_new_tokens: int, seed: int | None) 
         shown = found if args.stream is None else found[args.stream]
         writers = _writers(shown)
         if args.stream is None:  # with what else might have been said, and how far to trust it
-            from relprop.cards.making import answered
+            from relprop.cards.card import answered
 
             call = {"method": method, **options, "precision": args.model.precision}
             writers[".html"] = lambda path: answered(
-                subject.model, subject.inputs, found, subject.processor, call
+                subject.model, subject.inputs, found, subject.processor, call, command_line()
             ).to_html(path)
         write(answer.outs, writers, steps)
     _echo(shown, answer)

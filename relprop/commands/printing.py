@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,11 @@ from relprop.views.escape import printable
 class WrongUsage(OptionError):
     """The command line itself is wrong: nothing was loaded. The command ends with exit code 2;
     every other refusal with 1."""
+
+
+def command_line() -> str:
+    """What was typed, fit to be typed again."""
+    return shlex.join(["relprop", *sys.argv[1:]])
 
 
 def echo(text: object, *, err: bool = False, painted: bool = False) -> None:

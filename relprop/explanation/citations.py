@@ -76,7 +76,7 @@ class Citations:
     def to_html(self, path: str | Path, *, title: str | None = None) -> Path:
         """Write one HTML file without any network: whichever sentence of the answer is chosen, the
         passages that it rests on."""
-        from relprop.cards.answering import card_of_citations
+        from relprop.cards.answer_data import card_of_citations
 
         return card_of_citations(self, title).to_html(path)
 
@@ -88,7 +88,7 @@ class Citations:
         print_text(terminal(self, k=k))
 
     def _repr_html_(self) -> str:
-        from relprop.cards.answering import card_of_citations
+        from relprop.cards.answer_data import card_of_citations
 
         return card_of_citations(self, None)._repr_html_()
 

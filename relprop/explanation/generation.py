@@ -147,12 +147,12 @@ class Generation:
         """Write one HTML file without any network: whichever part of the answer is chosen, the
         sentences and words of the prompt that it rests on. ``relprop.card`` adds what else the
         model might have said, and how far to trust it."""
-        from relprop.cards.answering import card_of_generation
+        from relprop.cards.answer_data import card_of_generation
 
         return card_of_generation(self, title).to_html(path)
 
     def _repr_html_(self) -> str:
-        from relprop.cards.answering import card_of_generation
+        from relprop.cards.answer_data import card_of_generation
 
         return card_of_generation(self, None)._repr_html_()
 

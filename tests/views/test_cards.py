@@ -389,10 +389,9 @@ def test_of_a_cropped_picture_what_the_model_saw_is_outlined():
     model = timm.create_model("vit_tiny_patch16_224", depth=1)
     pixels = (np.random.default_rng(0).random((224, 400, 3)) * 255).astype(np.uint8)
     card = relprop.card(model, Image.fromarray(pixels), 5, checks=False)
-    if card.region is not None:  # of 224 × 400 it sees about 202 × 202
-        columns = np.flatnonzero(card.region.any(0))
-        assert columns.min() > 80 and columns.max() < 320
-        assert card.region.mean() == pytest.approx(0.2 * (0.9 * 224) ** 2 / (224 * 400), rel=0.2)
+    columns = np.flatnonzero(card.region.any(0))  # of 224 × 400 it sees about 202 × 202
+    assert columns.min() > 80 and columns.max() < 320
+    assert card.region.mean() == pytest.approx(0.2 * (0.9 * 224) ** 2 / (224 * 400), rel=0.2)
 
 
 def test_what_the_processor_is_told_may_stand_in_the_call():
@@ -427,3 +426,29 @@ def test_tokens_are_shown_as_they_are_written():
     card = relprop.card(model, "Die Hauptstadt", processor=read, max_new_tokens=2, checks=False)
     shown = " ".join(s.text + " ".join(t for t, _ in s.others) for s in card.answers[0].said)
     assert "Ġ" not in shown and "Ã" not in card.title
+
+
+@pytest.mark.filterwarnings("ignore:output 'logits' ends in a softmax")
+def test_runners_up_of_a_model_that_ends_in_a_softmax():
+    """They are as likely as the model says, not a softmax of that."""
+
+    class Ends(type(review_model())):
+        def forward(self, *args, **named):
+            found = super().forward(*args, **named)
+            found.logits = found.logits.softmax(-1)
+            return found
+
+    model = review_model()
+    model.__class__ = Ends
+    card = relprop.card(model, REVIEW, processor=review_tokenizer(), checks=False)
+    (said,) = card.answers[0].said
+    assert said.probability + said.others[0][1] == pytest.approx(1, abs=1e-5)
+    assert said.probability > 0.9
+
+
+def test_a_small_difference_is_none_of_probabilities_alone():
+    from relprop.cards.head_trials import compared
+
+    others = [1e-4] * 20
+    assert "no more" in compared(5, [0.5, 1e-5, *others], "probability of 'cat'").verdict
+    assert "no more" not in compared(5, [0.5, 1e-5, *others], "explained value").verdict

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any, Unpack
 
@@ -14,7 +13,6 @@ from relprop.api.generation import explain_generation
 from relprop.cards.answer import AnswerCard
 from relprop.cards.base import Card
 from relprop.cards.request import Request
-from relprop.cards.trials import command_line
 from relprop.error_boundary import guarded
 from relprop.errors import InputError
 from relprop.explanation import Generation
@@ -61,7 +59,7 @@ def card(
             picture that was given, or the model's own numbers.
         max_new_tokens: how many tokens are generated at most (20).
         checks: also explain the model with its weights shuffled, and cover parts of the input,
-            about 80 forward passes; ``False``: neither.
+            about 75 forward passes; ``False``: neither.
         made: the call to write at the foot of the card, in place of this one.
 
     Raises ``InputError`` for several samples, ``OptionError`` for inputs that are neither pictures
@@ -73,8 +71,8 @@ def card(
     >>> relprop.card(digit_scene_model(), make_scenes(1, seed=8).images, 2, checks=False).said
     'Mostly middle right and centre: a fifth of the picture holds 88% of the map.'
     """
-    asked = [Question(method, method_options, rules)]
-    inputs, (question,) = move_processor_options(inputs, asked)
+    own = [Question(method, method_options, rules)]
+    inputs, (question,) = move_processor_options(inputs, own)
     module, prepared = opened(model, inputs, processor, trust_remote_code=trust_remote_code)
     if (count := bind(prepared.inputs).batch) != 1:
         fact = f"a card is of one sample, and {count} are given"
@@ -97,11 +95,16 @@ def card(
 
 
 def answered(
-    model: nn.Module, inputs: Any, found: Generation, processor: Any, how: Mapping[str, Any]
+    model: nn.Module,
+    inputs: Any,
+    found: Generation,
+    processor: Any,
+    how: Mapping[str, Any],
+    call: str,
 ) -> AnswerCard:
-    """The card of a generation that a command made. ``how``: the options it was explained with."""
+    """The card of a generation that a command made. ``how``: the options it was explained with;
+    ``call``: the command."""
     module, prepared = opened(model, inputs, processor)
-    called = command_line(sys.argv[1:])
-    request = Request(module, prepared, None, {"rules": None, **how}, called, True)
+    request = Request(module, prepared, None, {"rules": None, **how}, call, True)
     with plain_numbers():
         return request.answer_card(found)
