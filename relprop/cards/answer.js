@@ -5,7 +5,7 @@ for (const section of document.querySelectorAll("[data-answer]")) {
   const [chips, rows, words, modes] = ["said", "part", "word", "mode"].map((name) => [...section.querySelectorAll(`[data-${name}]`)]);
   const [says, why, colours, rests] = ["says", "why", "colours", "rests"].map((name) => section.querySelector(`[data-${name}]`));
   const legend = colours.textContent;
-  let held = -1, mode = "shares";
+  let held = chips.length > 1 ? -1 : 0, mode = "shares";
 
   const shade = (element, share, strongest) => {
     element.style.setProperty("--s", `${Math.round(100 * Math.abs(share) / strongest)}%`);
@@ -54,5 +54,5 @@ for (const section of document.querySelectorAll("[data-answer]")) {
     chip.addEventListener("click", () => show(held = k));
   }
   for (const button of modes) button.addEventListener("click", () => { mode = button.dataset.mode; show(held); });
-  show(-1);
+  show(held);
 }

@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from relprop.cards.base import Card, stack
+from relprop.cards.recording import HIGH, WIDE, Recording
 from relprop.views.escape import markup, visible
 from relprop.views.page import data_uri
 from relprop.views.token_maps import Maps
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 LONG = 10_000  # characters of a text that are shown
 FEW_WORDS = 3  # that are named of a prompt of one sentence
+LETTER, ROWS = 0.025, 6  # a letter's share of a recording's width on a narrow screen; rows of words
 SMALL = 0.02  # of many parts those with a smaller share are left out of a figure
 
 
@@ -26,8 +29,8 @@ SMALL = 0.02  # of many parts those with a smaller share are left out of a figur
 class Said:
     """A part of an answer. ``probability``: of it, given what stands before; ``others``: what else
     it might have been, each with its probability. ``shares``: of every word of the prompt, then of
-    every picture, then of every earlier part of the answer, whose sizes sum to 1. ``against``: the
-    same by a signed method for this part rather than the first of ``others``."""
+    every picture and recording, then of every earlier part of the answer, whose sizes sum to 1.
+    ``against``: the same by a signed method for this part rather than the first of ``others``."""
 
     text: str
     shares: tuple[float, ...]
@@ -49,7 +52,8 @@ class Part:
 @dataclass(frozen=True)
 class Answer:
     """One sample. ``text``: what was said, in the parts ``said``. ``words``: of the prompt;
-    ``parts``: its sentences. ``maps``: of each picture a map per part of the answer; ``whole``: the
+    ``parts``: its sentences. ``maps``: of each picture and
+    recording a map per part of the answer; ``whole``: the
     shares of the whole answer."""
 
     text: str
@@ -67,9 +71,9 @@ class Answer:
 
     def names(self) -> list[str]:
         """What the numbers of ``of_parts`` belong to."""
-        pictures = [f"picture {k + 1}" for k in range(len(self.maps))]
-        pictures = ["the picture"] if len(pictures) == 1 else pictures
-        return [*(part.text for part in self.parts), *pictures, "the answer's own words"]
+        maps = [f"{m.kind} {k + 1}" for k, m in enumerate(self.maps)]
+        maps = [f"the {m.kind}" for m in self.maps] if len(maps) == 1 else maps
+        return [*(part.text for part in self.parts), *maps, "the answer's own words"]
 
     @property
     def sentence(self) -> str:
@@ -81,6 +85,12 @@ class Answer:
         total, text = sum(map(abs, self.whole)), f"“{visible(self.text, 160)}” rests mostly on"
         several = len(self.said) > 1
         text = f"As a whole, {text}" if several else text
+        if not self.parts and len(self.maps) == 1 and isinstance(self.maps[0], Recording):
+            where = self.maps[0].where(self.maps[0].shares.mean(0))
+            if where is None:
+                kind = self.maps[0].kind
+                return f"The map is spread evenly over the {kind}: no part of it stands out."
+            return f"{text} {where}, which holds half of the map."
         if len(self.parts) + len(self.maps) == 1:
             order = sorted(range(len(self.words)), key=lambda i: -self.whole[i])[:FEW_WORDS]
             named = [f"“{visible(self.words[i], 40)}” ({self.whole[i] / total:.0%})" for i in order]
@@ -141,10 +151,14 @@ class AnswerCard(Card):
         colours = "Orange speaks for it, blue against it. " if self.signed else ""
         if self.why_not_unasked:
             colours += f"There is no “why not”: {markup(self.why_not_unasked, 300)}."
+        choose = ""
+        if len(one.said) > 1:
+            choose = '<p class="soft">Choose a part of it to see what that part rests on.</p>'
+            chips += '<button type="button" class="chip" data-said="-1" aria-pressed="true">'
+            chips += "<span>all of it</span></button>"
         return (
-            f'<section data-answer="{number}"><h2>The answer</h2><p class="soft">Choose a part of '
-            f'it to see what that part rests on.</p><p class="chips">{chips}<button type="button" '
-            'class="chip" data-said="-1" aria-pressed="true"><span>all of it</span></button></p>'
+            f'<section data-answer="{number}"><h2>The answer</h2>{choose}'
+            f'<p class="chips">{chips}</p>'
             '<div class="detail panel" aria-live="polite"><p data-says></p><p data-why hidden>'
             '<button type="button" data-mode="shares" aria-pressed="true"></button> '
             '<button type="button" data-mode="against" aria-pressed="false"></button></p>'
@@ -172,15 +186,18 @@ class AnswerCard(Card):
         return "".join(shown)
 
     def _maps(self, one: Answer) -> str:
-        """Each picture, grey, under a canvas of its map."""
-        shown = []
+        """Each picture, grey, under a canvas of its map; recordings below."""
+        shown, heard = "", ""
         for m in one.maps:
             rows, columns = m.shares.shape[1:]
             canvas = f'<canvas width="{columns}" height="{rows}" role="img" '
             canvas += f'aria-label="map of {markup(m.name)}"></canvas>'
-            seen = ("", (rows, columns)) if m.seen is None else (data_uri(m.seen), m.seen.shape)
-            shown.append(stack(*seen, canvas))
-        return f'<div class="side">{"".join(shown)}</div>' if shown else ""
+            uri, size = "" if m.seen is None else data_uri(m.seen), m.shares.shape[1:]
+            if isinstance(m, Recording):
+                heard += _over_time(m, one, stack(uri, (HIGH, WIDE), canvas))
+            else:
+                shown += stack(uri, size if m.seen is None else m.seen.shape, canvas)
+        return (f'<div class="side">{shown}</div>' if shown else "") + heard
 
     def _figure(self) -> Figure:
         """The answer with its probabilities, and its prompt's sentences as bars."""
@@ -193,10 +210,14 @@ class AnswerCard(Card):
         kept = [k for k in range(len(found)) if len(found) <= 20 or abs(found[k]) / total >= SMALL]
         kept = [k for k in kept if k < len(found) - 1 or found[k]]
         images = len(one.maps)
-        fig = blank(8.0 + 2.2 * images, 1.2 + 0.3 * max(len(kept), 6 if images else 0))
-        panels = grid_of(fig, 1, 1 + images, [8.0, *[2.2] * images])[0]
+        wide = [7.0 if isinstance(m, Recording) else 2.2 for m in one.maps]
+        wide = [8.0 if one.parts else 3.0, *wide]
+        fig = blank(sum(wide), 1.2 + 0.3 * max(len(kept), 6 if images else 0))
+        panels = grid_of(fig, 1, 1 + images, wide)[0]
         for panel, m in zip(panels[1:], one.maps, strict=True):
             show_image(panel, m.over(m.shares.mean(0)), m.name)
+            if isinstance(m, Recording):
+                _draw_time(panel, m, one)
         bars = [found[k] / total for k in kept]
         colour = [hexadecimal(shade(0.8 if bar >= 0 else -0.8)) for bar in bars]
         panels[0].barh(range(len(kept)), bars, color=colour)
@@ -211,6 +232,57 @@ class AnswerCard(Card):
         sure = "  ".join(f"{t} ({percent(p)})" if p is not None else t for t, p in known)
         write_title(panels[0], f"{visible(self.title, 120)}\n{visible(sure, 300)}")
         return fig
+
+
+def _over_time(recording: Recording, one: Answer, drawn: str) -> str:
+    """A recording under its map, with each part of the answer where its map is strongest."""
+    placed = _placed(recording, one)
+    named = "".join(
+        f'<span style="left:{100 * at:.1f}%;top:{1.5 * row}em">{markup(text, 40)}</span>'
+        for text, at, row in placed
+    )
+    rows = max((row for *_, row in placed), default=0) + 1
+    end, unit = recording.shown, recording.unit
+    ends = (0, end / 4, end / 2, 3 * end / 4, end)
+    scale = "".join(f"<span>{at:.3g}&nbsp;{unit}</span>" for at in ends)
+    rest = f"{recording.span(end, recording.length)} ({recording.hidden:.0%} of the map)"
+    cut = f" Not shown is the silence behind it, {rest}." if end < recording.length else ""
+    return (
+        f'<figure class="wave">{drawn}<p class="times" style="height:{1.5 * rows}em">{named}</p>'
+        f'<p class="scale soft">{scale}</p><figcaption>Parts of the answer stand where their map '
+        f"is strongest, as far as there is room.{cut}</figcaption></figure>"
+    )
+
+
+def _placed(recording: Recording, one: Answer) -> list[tuple[str, float, int]]:
+    """The parts of the answer in their order in time: text, place as a share of the time shown, and
+    the row in which none covers another, of ``ROWS``."""
+    found, ends = list[tuple[str, float, int]](), list[float]()
+    at = [recording.strongest_at(k) for k in range(len(one.said))]
+    for k in sorted(range(len(at)), key=at.__getitem__):
+        wide = min(1.0, LETTER * (len(one.said[k].text) + 2))
+        start = min(at[k], 1 - wide)
+        row = next((r for r, end in enumerate(ends) if end <= start), len(ends))
+        if row < ROWS:
+            ends[row : row + 1] = [start + wide]
+            found.append((one.said[k].text, start, row))
+    return found
+
+
+def _draw_time(axes: Axes, recording: Recording, one: Answer) -> None:
+    """Below a recording its time, and on it the parts of the answer."""
+    from relprop.views.figure import LABEL, TICK, bare
+
+    axes.images[0].set_extent((0, recording.shown, 0, 1))
+    axes.set_aspect("auto")
+    axes.set_axis_on()
+    for text, at, row in _placed(recording, one):
+        place = (at * recording.shown, 1.02 + 0.08 * row)
+        axes.text(*place, visible(text, 40), fontsize=TICK).set_parse_math(False)
+    axes.set_title("")
+    axes.set_yticks([])
+    axes.set_xlabel("seconds" if recording.unit == "s" else recording.unit, fontsize=LABEL)
+    bare(axes)
 
 
 def _words(part: Part, one: Answer) -> str:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from relprop.api.rounding import content_scores
 from relprop.cards.answer import Answer, AnswerCard, Part, Said
+from relprop.cards.recording import mapped, maps_with
 from relprop.cards.trials import Checks, made_by
 from relprop.errors import OptionError
 from relprop.explanation.whole import answer_text, whole
 from relprop.methods import METHODS
 from relprop.views.generations import steps_of
-from relprop.views.token_maps import columns, maps_of, pictures_of
+from relprop.views.sequences import is_recording
+from relprop.views.token_maps import columns, pictures_of
 
 if TYPE_CHECKING:
     from relprop.explanation import Citations, Explanation, Generation
@@ -35,7 +39,7 @@ def words_of(explanation: Explanation, sample: int) -> Words:
     """The words of content of each text input, or its tokens where no words are known."""
     found: Words = []
     for name, stream in explanation.streams.items():
-        if pictures_of(explanation[name]):
+        if is_recording(stream) or pictures_of(explanation[name]):
             continue
         if stream.words is not None:
             found += [(name, word, tokens) for word, tokens in stream.words[sample]]
@@ -45,9 +49,11 @@ def words_of(explanation: Explanation, sample: int) -> Words:
     return found
 
 
-def parts_of(explanation: Explanation, sample: int, words: Words) -> tuple[Part, ...]:
+def parts_of(
+    explanation: Explanation, sample: int, words: Words, tables: Collection[str] = ()
+) -> tuple[Part, ...]:
     """The sentences of the texts, under their input's name where there are several; one part where
-    the text is not known."""
+    the text is not known, and of ``tables``, by name, a part for each column."""
     several = len({name for name, _, _ in words}) > 1
     texts: list[tuple[str, str]] = []
     owner: dict[tuple[str, int], int] = {}
@@ -60,7 +66,7 @@ def parts_of(explanation: Explanation, sample: int, words: Words) -> tuple[Part,
     for place, (name, _, tokens) in enumerate(words):
         at = next((owner[name, t] for t in tokens if (name, t) in owner), None)
         if at is None:  # of what no text is known, all words are one part
-            at = owner.setdefault((name, -1), len(texts))
+            at = owner.setdefault((name, place if name in tables else -1), len(texts))
             texts += [(name, "")] if at == len(texts) else []
         places.setdefault(at, []).append(place)
     return tuple(
@@ -74,12 +80,11 @@ def parts_of(explanation: Explanation, sample: int, words: Words) -> tuple[Part,
 
 
 def scores_of(step: Explanation, sample: int, words: Words, own: Sequence[int] = ()) -> list[float]:
-    """The scores of every word, every picture and each position of the answer in ``own`` (of the
-    last input)."""
+    """The scores of every word, of every picture and recording, and of each position of the answer
+    in ``own`` (of the last input)."""
     scores = {n: s.scores[sample].detach().double().cpu() for n, s in step.streams.items()}
     found = [float(scores[name][tokens].sum()) for name, _, tokens in words]
-    pictures = [picture for name in step.streams for picture in pictures_of(step[name])]
-    found += [float(content_scores(one, sample).detach().double().sum()) for one in pictures]
+    found += [float(content_scores(one, sample).detach().double().sum()) for one in mapped(step)]
     return [*found, *(float(scores[next(reversed(scores))][i]) for i in own)]
 
 
@@ -94,9 +99,10 @@ def of_generation(
     sample: int,
     others: Sequence[Sequence[tuple[str, float]]] = (),
     against: Sequence[Explanation] = (),
+    inputs: Mapping[str, Tensor] | None = None,
 ) -> Answer:
     """One sample's answer, a part per generated token. ``others``, ``against``: of each of its
-    steps, if they are known."""
+    steps, ``inputs``: by name, of which recordings are drawn, if they are known."""
     steps, every = steps_of(generation, sample), whole(generation)
     words, own = words_of(every, sample), generation.stream in generation.streams
 
@@ -117,7 +123,7 @@ def of_generation(
         )
         for place, k in enumerate(steps)
     ]
-    maps = tuple(maps_of([generation.steps[k] for k in steps], sample))
+    maps = maps_with([generation.steps[k] for k in steps], sample, inputs)
     kept = [t for t in answer_text(generation, sample).split() if not MARK.fullmatch(t)]
     text = re.sub(r" ([.,;:!?])", r"\1", " ".join(kept))
     parts = parts_of(every, sample, words)

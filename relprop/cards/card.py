@@ -12,6 +12,7 @@ from relprop.api.explain import explain
 from relprop.api.generation import explain_generation
 from relprop.cards.answer import AnswerCard
 from relprop.cards.base import Card
+from relprop.cards.columns import Columns, tables_of
 from relprop.cards.request import Request
 from relprop.error_boundary import guarded
 from relprop.errors import InputError
@@ -24,6 +25,7 @@ from relprop.rules import RuleSet
 from relprop.runner.question import Question, move_processor_options
 from relprop.tracer.binding import bind
 from relprop.tracer.surroundings import plain_numbers
+from relprop.views.sequences import is_recording
 
 
 @guarded
@@ -34,6 +36,7 @@ def card(
     *,
     processor: Any = None,
     picture: Any = None,
+    columns: Columns = None,
     method: str = "transformer_attribution",
     rules: RuleSet | str | None = None,
     max_new_tokens: int | None = None,
@@ -50,20 +53,24 @@ def card(
 
     A picture: its map, outlined where it is strongest and told in words, and what the model says
     when that part is covered. A text: the answer (what a language model generates, or the class)
-    with its probabilities and runners-up, and the sentences and words that it rests on.
+    with its probabilities and runners-up, and the sentences and words that it rests on. A sound,
+    or a series of numbers over time: the recording under its heat, and when the map lies. A table:
+    the columns of one row, each with its value and its share.
 
     Args:
         model, inputs, target, processor, method, rules, precision, trust_remote_code: as for
             ``explain``; one sample. ``target=None`` of a model that generates: its whole answer.
         picture: what to draw the map on, as ``relprop.plot.heatmap`` takes it; ``None``: the
             picture that was given, or the model's own numbers.
+        columns: what the columns of a table are called, for models of numbers or categories; of
+            several such inputs by name: ``{"x_categ": ["sex", "town"], "x_cont": ["age"]}``.
         max_new_tokens: how many tokens are generated at most (20).
         checks: also explain the model with its weights shuffled, and cover parts of the input,
             about 75 forward passes; ``False``: neither.
         made: the call to write at the foot of the card, in place of this one.
 
-    Raises ``InputError`` for several samples, ``OptionError`` for inputs that are neither pictures
-    nor texts, and what ``explain`` raises.
+    Raises ``InputError`` for several samples, ``OptionError`` for inputs that are none of
+    these, and what ``explain`` raises.
 
     >>> import relprop
     >>> from relprop.demo.model import digit_scene_model
@@ -81,15 +88,17 @@ def card(
     how |= question.options
     named = "".join(f", {k}={v!r}" for k, v in method_options.items() if k != "processor")
     call = made or f"relprop.card(model, inputs, {target!r}, method={method!r}{named})"
-    request = Request(module, prepared, target, dict(how), call, checks)
+    request = Request(module, prepared, target, dict(how), call, checks, columns)
     with showing(progress), plain_numbers():
         generates = getattr(base_model(module), "can_generate", None)
         if target is None and callable(generates) and generates():
-            how |= {"max_new_tokens": max_new_tokens}
-            return request.answer_card(explain_generation(module, prepared, **how))
+            generation = explain_generation(module, prepared, max_new_tokens=max_new_tokens, **how)
+            tables_of(generation.steps[0], columns)
+            return request.answer_card(generation)
         found = explain(module, prepared, target, **how)
+        tables_of(found, columns)
         stream = next(iter(found.streams.values()))
-        if len(found.streams) == 1 and len(stream.grid or ()) == 2:
+        if len(found.streams) == 1 and len(stream.grid or ()) == 2 and not is_recording(stream):
             return request.picture_card(found, picture)
         return request.class_card(found)
 

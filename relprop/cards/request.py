@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,9 @@ from relprop.api.generation import steps_of as explained_steps
 from relprop.cards import answer_data, chances, covering, trials
 from relprop.cards.answer import Answer, AnswerCard, Said, percent
 from relprop.cards.base import picture_bytes
+from relprop.cards.columns import Columns, labelled
 from relprop.cards.picture import PictureCard, cover_of, in_words, seen_part, strongest_part
+from relprop.cards.recording import Recording, maps_with, over_time, silenced, time_axis
 from relprop.cards.trials import Checks, Comparison, Deletion, tried
 from relprop.errors import InputError, OptionError
 from relprop.explanation import Explanation, Generation
@@ -39,19 +42,19 @@ from relprop.views.audit import heading
 from relprop.views.escape import visible
 from relprop.views.generations import steps_of
 from relprop.views.overlay import laid
-from relprop.views.token_maps import maps_of
 
 #: How many runners-up are named, the signed method that says why not the first of them, and how
 #: many parts along a picture's side are covered one after another, at most.
 RUNNERS_UP, SIGNED, CELLS = 3, "attnlrp", 16
+STRETCHES = 32  # of a recording that are covered one after another, at most
 LARGEST = 896  # pixels of a shown picture's longer side
-NO_CLASS = "the target is no class"
+NO_CLASS, NO_WORDS = "the target is no class", "it is for words and columns alone"
 
 
 @dataclass(frozen=True)
 class Request:
     """A model, one sample of its inputs, what is explained and how; the ``call`` to write at the
-    card's foot, and whether there are ``checks``."""
+    card's foot, whether there are ``checks``, and what the ``columns`` of a table are called."""
 
     model: nn.Module
     prepared: Prepared
@@ -59,6 +62,7 @@ class Request:
     how: Mapping[str, Any]
     call: str
     checks: bool
+    columns: Columns = None
 
     def answer_card(self, found: Generation) -> AnswerCard:
         """What a model generated after one prompt. Raises ``InputError`` where it is nothing."""
@@ -75,7 +79,9 @@ class Request:
         others, pairs = self._runners_up(ids, likely)
         against = tried(lambda: self._rather(run, pairs), "explaining why not")
         rivals = () if isinstance(against, str) else against
-        answer = self._as_written(answer_data.of_generation(found, 0, others, rivals), ids)
+        inputs = _named(run.inputs)
+        made = answer_data.of_generation(found, 0, others, rivals, inputs)
+        answer = self._as_written(made, ids)
 
         def again(other: nn.Module) -> Explanation:
             fixed = {k: v for k, v in self.how.items() if k not in ("generate", "seed")}
@@ -88,47 +94,71 @@ class Request:
 
         def covered() -> Deletion:
             what = "probability of the answer's tokens (their geometric mean)"
-            return self._covered_words(run.inputs, every, answer, says, what)
+            return self._covered(run.inputs, every, answer, says, what)
 
         title = f"Why “{visible(answer.text, 160)}”?"
         checks = self._checked(every, again, covered)
         return self._answer_card(found.steps[0], title, checks, answer, against)
 
     def class_card(self, found: Explanation) -> AnswerCard:
-        """What a text's class rests on. Raises ``OptionError`` for what is no text."""
-        if not any(s.tokens is not None or s.words is not None for s in found.streams.values()):
-            fact = "card() is for pictures and texts, and this explanation is of neither"
+        """What the class of a text, a sound or the columns of a table rests on. Raises
+        ``OptionError`` for what is none of these."""
+        inputs = _named(self.prepared.inputs)
+        found, tables = labelled(found, inputs, self.columns)
+        words, maps = answer_data.words_of(found, 0), maps_with([found], 0, inputs)
+        if not words and not any(isinstance(m, Recording) for m in maps):
+            fact = (
+                "card() is for pictures, texts, sound and tables, and this explanation is of none"
+            )
             then = ["explanation.plot()", "relprop.report(explanation, path)"]
             raise OptionError(fact, then=then)
-        words, every = answer_data.words_of(found, 0), chances.chances_of(found)
-        chance = chances.chance_of(found)
-        against: Explanation | str = NO_CLASS
         row = answer_data.shares(answer_data.scores_of(found, 0, words))
-        name = chances.class_of(found).strip("'")
-        said = Said(name, row, answer_data.probability_of(found, 0))
-        if every is not None and chance is not None:
-            logits = tried(
-                lambda: covering.logits_with(self.model, self.prepared.inputs), "runners-up"
-            )
-            if isinstance(logits, str):
-                against = logits
-            else:
-                others, against = self._others(found, every(logits)[0])
-                said = replace(said, probability=float(chance(logits)[0]), others=others)
-        if not isinstance(against, str):
-            rival = answer_data.shares(answer_data.scores_of(against, 0, words))
-            said = replace(said, against=rival)
+        said = Said(chances.class_of(found).strip("'"), row, answer_data.probability_of(found, 0))
+        said, why_not = self._beside_others(found, said, inputs)
         texts = tuple(word for _, word, _ in words)
-        parts, maps = answer_data.parts_of(found, 0, words), tuple(maps_of([found], 0))
-        answer = Answer(said.text, texts, parts, (said,), maps, row)
+        parts = answer_data.parts_of(found, 0, words, tables)
+        answer, chance = (
+            Answer(said.text, texts, parts, (said,), maps, row),
+            chances.chance_of(found),
+        )
 
         def covered() -> Deletion:
             inputs, what = self.prepared.inputs, chances.chance_named(found)
-            return self._covered_words(inputs, found, answer, chance, what)
+            return self._covered(inputs, found, answer, chance, what)
 
         title = f"Why {_sure(found, said.probability)}?"
         checks = self._checked(found, self._again(found), covered, "" if chance else NO_CLASS)
-        return self._answer_card(found, title, checks, answer, against)
+        return self._answer_card(found, title, checks, answer, why_not)
+
+    def _beside_others(
+        self, found: Explanation, said: Said, inputs: Mapping[str, Tensor]
+    ) -> tuple[Said, object]:
+        """A class with its probability, the others that are likely, and why not the first of them;
+        or why that last is not known."""
+        every, chance = chances.chances_of(found), chances.chance_of(found)
+        if every is None or chance is None:
+            return said, NO_CLASS
+        ask = partial(covering.logits_with, self.model, self.prepared.inputs)
+        logits = tried(ask, "runners-up")
+        if isinstance(logits, str):
+            return said, logits
+        likely, (*place, own) = every(logits)[0], _place(found.target[0])
+        best = likely.topk(min(RUNNERS_UP + 1, len(likely))).indices.tolist()
+        order = [k for k in best if k != own][:RUNNERS_UP]
+        named = self._pieces(order) if place else self._classes(order)
+        others = tuple(zip(named, likely[order].tolist(), strict=True))
+        said = replace(said, probability=float(chance(logits)[0]), others=others)
+        if not order or not answer_data.words_of(found, 0):
+            return said, NO_WORDS if order else "there is no other class"
+        rival = contrast(found.target[0], (*place, order[0]) if place else order[0])
+        how = {"method": SIGNED, "precision": self.how["precision"]}
+        ask = partial(explain, self.model, self.prepared, rival, **how)
+        against = tried(ask, "explaining why not")
+        if isinstance(against, str):
+            return said, against
+        against, _ = labelled(against, inputs, self.columns)
+        row = answer_data.scores_of(against, 0, answer_data.words_of(against, 0))
+        return replace(said, against=answer_data.shares(row)), ""
 
     def picture_card(self, found: Explanation, picture: Any) -> PictureCard:
         """Where a picture's map lies, and what covering that part does."""
@@ -208,41 +238,32 @@ class Request:
         target = chances.same_target(found, self.target)
         return lambda other: explain(other, self.prepared, target, **self.how)
 
-    def _covered_words(
+    def _covered(
         self, inputs: Any, of: Explanation, answer: Answer, says: Any, what: str
     ) -> Deletion:
-        """The curve of covered words. ``says``: from logits to what the model says, (runs,)."""
-
+        """The curve of covered words, or, where there are none, of a recording's stretches of time.
+        ``says``: from logits to what the model says, (runs,)."""
         words = answer_data.words_of(of, 0)
+        recorded = next((m for m in answer.maps if isinstance(m, Recording)), None)
+        if recorded is not None and not words:
+            given = _named(inputs)[recorded.name]
+            axis, scores = (
+                time_axis(given, of.streams[recorded.name]),
+                over_time(of[recorded.name], 0),
+            )
+            heat = F.adaptive_avg_pool1d(scores.sum(0)[None], min(STRETCHES, scores.shape[1]))[0]
+
+            def without(gone: Tensor) -> Tensor:
+                changed = {recorded.name: silenced(given, axis, gone)}
+                return covering.logits_with(self.model, inputs, changed, says)
+
+            return trials.deleted(heat, without, what, recorded.kind)
 
         def answers(gone: Tensor) -> Tensor:
             masks = covering.covered_words(self.model, inputs, words, gone, of)
             return covering.logits_with(self.model, inputs, masks, says)
 
         return trials.deleted(torch.tensor(answer.whole[: len(words)]), answers, what, "words")
-
-    def _others(
-        self, found: Explanation, likely: Tensor
-    ) -> tuple[tuple[tuple[str, float], ...], Explanation | str]:
-        """The other classes, or tokens, that are ``likely`` (classes,), with their probabilities,
-        and why not the first of them."""
-        target, model = found.target[0], base_model(self.model)
-        *place, own = target if isinstance(target, tuple) else (target,)
-        best = likely.topk(min(RUNNERS_UP + 1, len(likely))).indices.tolist()
-        order = [k for k in best if k != own][:RUNNERS_UP]
-        if not order:
-            return (), "there is no other class"
-        labels = adapter_for(model).labels(model)
-        named = [labels[k] if k < len(labels) else f"class {k}" for k in order]
-        if place:
-            named = self._pieces(order)
-        rival = contrast(target, (*place, order[0]) if place else order[0])
-        how = {"precision": self.how["precision"]}
-        against = tried(
-            lambda: explain(self.model, self.prepared, rival, method=SIGNED, **how),
-            "explaining why not",
-        )
-        return tuple(zip(named, likely[order].tolist(), strict=True)), against
 
     def _runners_up(
         self, ids: Tensor, likely: Tensor
@@ -255,6 +276,12 @@ class Request:
             others.append(list(zip(self._pieces(best), row[best].tolist(), strict=True)))
             pairs.append((token, best[0]))
         return others, pairs
+
+    def _classes(self, order: list[int]) -> list[str]:
+        """What classes are called."""
+        model = base_model(self.model)
+        labels = adapter_for(model).labels(model)
+        return [labels[k] if k < len(labels) else f"class {k}" for k in order]
 
     def _pieces(self, tokens: list[int]) -> list[str]:
         """What tokens are called, each by itself; their numbers without a tokenizer."""
@@ -286,6 +313,16 @@ class Request:
         how = Conditions(precision=self.how["precision"], processor=self.prepared.processor)
         question = Question(SIGNED, {}, None)
         return list(explained_steps(self.model, self.prepared, run, targets, question, how))
+
+
+def _place(target: Any) -> tuple[Any, ...]:
+    return target if isinstance(target, tuple) else (target,)
+
+
+def _named(inputs: Any) -> dict[str, Tensor]:
+    """The tensors of a call, by name."""
+    bound = bind(inputs)
+    return dict(zip(bound.names, bound.tensors, strict=True))
 
 
 def _sure(found: Explanation, probability: float | None) -> str:

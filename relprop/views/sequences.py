@@ -27,7 +27,7 @@ def plot_sequence(explanation: Explanation, sample: int, title: str) -> Figure:
     """Scores of tokens without labels: bars, or a line for a recording (sound, time series), in
     seconds if they are known."""
     tokens = next(iter(explanation.streams.values()))
-    fig = _line(tokens, explanation, sample) if _is_recording(tokens) else _bars(tokens, sample)
+    fig = _line(tokens, explanation, sample) if is_recording(tokens) else _bars(tokens, sample)
     write_title(fig.axes[0], title)
     return fig
 
@@ -46,15 +46,17 @@ def show_time(axes: Axes, tokens: TokenScores) -> None:
     bare(axes)
 
 
-def _is_recording(tokens: TokenScores) -> bool:
-    """Whether tokens without labels were made from several steps of the input each."""
+def is_recording(tokens: TokenScores) -> bool:
+    """Whether tokens without labels stand for stretches of time: those with a clock, and those that
+    were made from several steps of a sequence each."""
     if tokens.tokens is not None or tokens.spans is None:
         return False
-    return bool((tokens.spans.diff(dim=-1) > 1).any())
+    along = len(tokens.extent) == 1 and bool((tokens.spans.diff(dim=-1) > 1).any())
+    return along or (tokens.clock is not None and len(tokens.grid or (0,)) <= 2)
 
 
 def _line(tokens: TokenScores, explanation: Explanation, sample: int) -> Figure:
-    assert tokens.spans is not None  # _is_recording
+    assert tokens.spans is not None  # is_recording
     known = tokens.source >= 0
     at = explanation.seconds() if tokens.clock else tokens.spans[:, 0]
     scores = tokens.scores[sample, known.to(tokens.scores.device)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -22,6 +22,7 @@ class Maps:
     map per generated token, of patches, as shares of that token's strongest score; ``seen``: bytes
     (H, W, 3) of what the model saw of the picture, if it was kept."""
 
+    kind: ClassVar[str] = "picture"
     name: str
     shares: np.ndarray
     seen: np.ndarray | None

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from axe_playwright_python.sync_playwright import Axe
+from transformers import Wav2Vec2FeatureExtractor
 
 import relprop
 from relprop.cards.answer import percent
@@ -21,6 +22,7 @@ from relprop.demo.review_model import review_model, review_tokenizer
 from relprop.demo.scenes import make_scenes
 from relprop.errors import InputError, OptionError
 from tests.views.conftest import HOSTILE
+from tests.views.test_card_inputs import COLUMNS, ROW, Rows, listener
 
 REVIEW = "The plot was thrilling. The film was boring."
 STORY = "Boris paints rusty bottles. It rained all day. Anna likes amber kites. Anna likes what?"
@@ -41,7 +43,10 @@ def cards(scene):
     quadrants = make_quadrants(1, seed=4)
     inputs = {"images": quadrants.pictures(), "text": "<image> " + quadrants.questions[0]}
     seen = quadrant_processor()
+    sound = np.random.default_rng(0).standard_normal(8000).astype(np.float32)
     return {
+        "sound": relprop.card(listener(), [sound], processor=Wav2Vec2FeatureExtractor()),
+        "table": relprop.card(Rows(), ROW, columns=COLUMNS),
         "picture": relprop.card(digit_scene_model(), scene),
         "answer": relprop.card(lookup_model(), asked(STORY), processor=lookup_tokenizer()),
         "class": relprop.card(review_model(), REVIEW, processor=review_tokenizer()),
@@ -180,9 +185,8 @@ def test_citations_and_generations_have_the_same_page(tmp_path):
 def test_what_is_refused(scene):
     with pytest.raises(InputError, match="2 are given"):
         relprop.card(digit_scene_model(), torch.cat([scene, scene]))
-    plain = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
-    with pytest.raises(OptionError, match="pictures and texts"):
-        relprop.card(plain, torch.rand(1, 4), 0, method="lrp")
+    with pytest.raises(OptionError, match="columns= names columns"):
+        relprop.card(digit_scene_model(), scene, columns=["a"])
 
 
 @pytest.mark.parametrize("p", [0.0, 1e-9, 0.004, 0.5, 0.996, 1.0])
@@ -212,7 +216,7 @@ def test_hostile_words_stay_text(cards, tmp_path, browser):
     page.close()
 
 
-@pytest.mark.parametrize("which", ["picture", "answer", "class", "both"])
+@pytest.mark.parametrize("which", ["picture", "answer", "class", "both", "sound", "table"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_page_is_for_everyone(cards, which, scheme, tmp_path, browser):
     path = cards[which].to_html(tmp_path / "card.html")
@@ -273,7 +277,7 @@ def test_the_slider_hides_what_is_weaker(cards, tmp_path, browser):
     page.close()
 
 
-@pytest.mark.parametrize("which", ["picture", "answer", "class", "both"])
+@pytest.mark.parametrize("which", ["picture", "answer", "class", "both", "sound", "table"])
 def test_pictures_and_notebooks(cards, which, tmp_path):
     card = cards[which]
     assert card.to_png(tmp_path / "card.png").read_bytes()[:4] == b"\x89PNG"

@@ -1,0 +1,59 @@
+"""A row of a table on a card: its columns by name, each with its value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from relprop.errors import InputError, OptionError
+from relprop.explanation import Explanation, TokenScores
+from relprop.views.sequences import is_recording
+
+Columns = Sequence[str] | Mapping[str, Sequence[str]] | None
+
+
+def tables_of(explanation: Explanation, names: Columns) -> dict[str, Sequence[str] | None]:
+    """The inputs that are rows of tables, each with the ``names`` of its columns, ``None`` where
+    nobody said them. Raises ``OptionError`` for names without a table, ``InputError`` where there
+    are more or fewer of them than columns."""
+    streams = explanation.streams
+    tables = [name for name, stream in streams.items() if _is_table(stream)]
+    given = names if isinstance(names, Mapping) else dict.fromkeys(tables, names)
+    if names is not None and (not given or not {*given} <= {*tables} or len(given) != len(tables)):
+        then = [f"columns={{{name!r}: [...]}}" for name in tables] or ["leave columns= out"]
+        rows = ", ".join(map(repr, tables)) or "none"
+        raise OptionError(f"columns= names columns, and of the inputs {rows} are tables", then=then)
+    for name, own in given.items():
+        (count,) = streams[name].extent
+        if own is not None and (isinstance(own, str) or len(own) != count):
+            fact = f"columns= has {len(own)} names, and {name!r} has {count} columns"
+            raise InputError(fact, then=["a name for each column, in order"])
+    return dict(given)
+
+
+def labelled(
+    explanation: Explanation, inputs: Mapping[str, Tensor], names: Columns
+) -> tuple[Explanation, list[str]]:
+    """The explanation of one row with ``age = 38`` for the labels of its tables' tokens, and which
+    inputs are tables; arguments and errors of ``tables_of``."""
+    streams, tables = dict(explanation.streams), tables_of(explanation, names)
+    for name, own in tables.items():
+        values = inputs[name][0].tolist() if inputs[name].dim() == 2 else None
+        labels = [
+            "" if k < 0 else _label(own[k] if own else f"column {k}", values and values[k])
+            for k in streams[name].source.tolist()
+        ]
+        streams[name] = replace(streams[name], tokens=[labels])
+    return replace(explanation, streams=streams), list(tables)
+
+
+def _is_table(stream: TokenScores) -> bool:
+    """Whether each token is one place of a row, and nothing says what it is."""
+    unnamed = stream.tokens is None and stream.words is None and stream.grid is None
+    return unnamed and len(stream.extent) == 1 and not is_recording(stream)
+
+
+def _label(name: str, value: float | None) -> str:
+    return name if value is None else f"{name} = {value:.4g}"

@@ -1,0 +1,161 @@
+"""Sound and other recordings on a card: what the model heard over time, the heat on it, and where
+in time the map lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from relprop.explanation import Explanation, TokenScores
+from relprop.views.overlay import turned
+from relprop.views.sequences import is_recording
+from relprop.views.shown import only
+from relprop.views.token_maps import Maps, maps_of, pictures_of, strongest
+
+#: Of the drawn recording: its columns and rows; of its map: the columns at most.
+WIDE, HIGH, COLUMNS = 768, 120, 1024
+HALF, EVEN = 0.5, 0.4  # a map with half of it in no less than this share of the time is even
+SILENT = 0.8  # silence behind this share of a recording is not shown
+
+
+@dataclass(frozen=True)
+class Recording(Maps):
+    """Maps over time, rising pitch upwards where they have several rows. ``shown``, ``length``: how
+    much of the recording is shown, and how long it is, in ``unit``; ``hidden``: the share of the
+    maps in the silence that is not shown."""
+
+    kind: ClassVar[str] = "recording"
+    shown: float
+    length: float
+    unit: str
+    hidden: float
+
+    def where(self, shares: np.ndarray) -> str | None:
+        """The shortest stretch of time that holds half of a map (rows, columns); ``None`` of a map
+        that is spread evenly."""
+        heat = shares.clip(0).sum(0)
+        ends = np.concatenate([[0.0], heat.cumsum()])
+        last = np.searchsorted(ends, ends + HALF * ends[-1] - 1e-9)
+        lengths = np.where(last <= len(heat), last - np.arange(len(ends)), len(ends))
+        start = int(lengths.argmin())
+        if ends[-1] <= 0 or lengths[start] >= EVEN * len(heat):
+            return None
+        first, end = (n * self.shown / len(heat) for n in (start, start + int(lengths[start])))
+        return f"{self.span(first, end)} of the {self.kind}"
+
+    def span(self, first: float, end: float) -> str:
+        """A stretch of time by its ends."""
+        if self.unit == "s":
+            return f"{first:.2f}–{end:.2f} s"
+        return f"{self.unit} {first:.0f}–{max(first, end - 1):.0f}"
+
+    def strongest_at(self, step: int) -> float:
+        """Where one map is strongest, as a share of the time that is shown."""
+        heat = self.shares[step].sum(0)
+        return (int(heat.argmax()) + 0.5) / len(heat)
+
+
+class Sound(Recording):
+    """A recording whose time is known in seconds."""
+
+    kind = "sound"
+
+
+def mapped(explanation: Explanation) -> list[Explanation]:
+    """Every picture and then every recording of an explanation, each as one of its own."""
+    heard = [name for name, stream in explanation.streams.items() if is_recording(stream)]
+    seen = [name for name in explanation.streams if name not in heard]
+    pictures = [picture for name in seen for picture in pictures_of(explanation[name])]
+    return [*pictures, *(explanation[name] for name in heard)]
+
+
+def maps_with(
+    steps: Sequence[Explanation], sample: int, inputs: Mapping[str, Tensor] | None = None
+) -> tuple[Maps, ...]:
+    """The maps of what is ``mapped``, a map for each step. ``inputs``: by name, (batch, ...), of
+    which recordings are drawn."""
+    first = steps[0].streams
+    heard = [name for name in first if is_recording(first[name])]
+    seen = [
+        replace(step, streams={n: s for n, s in step.streams.items() if n not in heard})
+        for step in steps
+    ]
+    own = inputs or {}
+    recorded = (
+        _recording([s[name] for s in steps], steps, sample, own.get(name)) for name in heard
+    )
+    return (*(maps_of(seen, sample) if len(heard) < len(first) else ()), *recorded)
+
+
+def _recording(
+    parts: Sequence[Explanation], steps: Sequence[Explanation], sample: int, given: Tensor | None
+) -> Recording:
+    stream = only(parts[0], "card()")
+    time, second = stream.clock or (0, 1.0)
+    shares = np.stack(
+        [
+            (over_time(part, sample) / strongest(step, sample)).clamp(-1, 1).numpy()
+            for part, step in zip(parts, steps, strict=True)
+        ]
+    )
+    length, shown, drawn = stream.extent[time] * second, 1.0, None
+    if given is not None:
+        plane = given[sample].detach().float().cpu().movedim(time_axis(given, stream) - 1, -1)
+        plane = plane.flatten(0, -2) if plane.dim() > 1 else plane[None]
+        moving = (plane != plane[:, -1:]).any(0).nonzero()
+        end = (int(moving[-1]) + 1) / plane.shape[1] if len(moving) else 1.0
+        shown = end if end < SILENT else 1.0
+        drawn = heard(plane[:, : max(1, round(shown * plane.shape[1]))])
+    every, shares = shares, shares[..., : max(1, round(shown * shares.shape[-1]))]
+    hidden = 1 - np.abs(shares).sum() / (np.abs(every).sum() or 1.0)
+    kind, unit = (Sound, "s") if stream.clock else (Recording, "steps")
+    return kind(stream.name, shares, drawn, shown * length, length, unit, float(hidden))
+
+
+def over_time(explanation: Explanation, sample: int) -> Tensor:
+    """A recording's scores (rows, columns), float64: one row, or of a spectrogram its bands, the
+    lowest below."""
+    stream = only(explanation, "card()")
+    if stream.grid is not None:
+        return turned(explanation.heatmap(stream.grid)[sample], stream).detach().double().cpu()
+    scores = stream.scores[sample].detach().double().cpu()[stream.source.cpu() >= 0]
+    return F.adaptive_avg_pool1d(scores[None], min(len(scores), COLUMNS))
+
+
+def time_axis(given: Tensor, stream: TokenScores) -> int:
+    """Which axis of an input (batch, ...) is time: the last one of the recording's length."""
+    length = stream.extent[stream.clock[0] if stream.clock else 0]
+    return max(k for k in range(1, given.dim()) if given.shape[k] == length)
+
+
+def heard(plane: Tensor) -> np.ndarray:
+    """A recording (channels, time) as a picture, bytes (H, W, 3): a waveform between its least and
+    its most, or dark where a band is loud, the lowest below."""
+    if len(plane) > 1:
+        low, high = plane.aminmax()
+        shares = (high - plane.flip(0)) / (high - low).clamp(min=1e-12)
+        pooled = F.adaptive_avg_pool2d(shares[None], (HIGH, min(WIDE, plane.shape[1])))[0]
+    else:
+        size = plane.abs().max().clamp(min=1e-12)
+        columns = min(WIDE, plane.shape[1])
+        most, least = (F.adaptive_max_pool1d(s * plane / size, columns)[0] for s in (1, -1))
+        rows = torch.linspace(1, -1, HIGH)[:, None]
+        line = 1 / HIGH  # as thin as a row
+        pooled = ((rows > most + line) | (rows < -least - line)).float() * 0.6 + 0.4
+    grey: np.ndarray = (255 * pooled).round().byte().numpy()
+    return grey[..., None].repeat(3, -1)
+
+
+def silenced(given: Tensor, axis: int, gone: Tensor) -> Tensor:
+    """A sample's recording (1, ...) with its mean over time in the stretches of time that are
+    ``gone`` (runs, stretches), bool; (runs, ...)."""
+    steps = F.interpolate(gone[:, None].double(), given.shape[axis])[:, 0].bool().to(given.device)
+    shape = [len(gone), *(1 for _ in given.shape[1:])]
+    shape[axis] = given.shape[axis]
+    return torch.where(steps.view(shape), given.mean(axis, keepdim=True), given)
