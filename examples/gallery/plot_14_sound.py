@@ -74,15 +74,10 @@ print(
 )
 
 # %%
-# Its spectrogram, and beside it what the answer rests on:
+# The first of them on a card: the spectrogram as the model hears it, under its heat.
 
-sample = 0
-fig, (spectrogram, map_of_it) = relprop.plot.figure(2, 4.0)
-spectrogram.imshow(
-    prepared(sounds[:1])[0].T, origin="lower", aspect="auto", extent=(0, 0.96, 0, 32)
-)
-spectrogram.set_title("what the model hears")
-spectrogram.set_xlabel("seconds")
-relprop.plot.heatmap(explanation, sample=sample, ax=map_of_it)
-print(f"the beep: from {start[sample]:.2f} to {start[sample] + 0.25:.2f} seconds")
-print(explanation.summary(sample))
+print(f"the beep: from {start[0]:.2f} to {start[0] + 0.25:.2f} seconds")
+print(explanation.summary(0))
+card = relprop.card(model, [sounds[0]], processor=extractor, method="attnlrp")
+print(card.said)
+card
