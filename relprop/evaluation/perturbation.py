@@ -350,8 +350,8 @@ class TextPerturbation(_Perturbation):
         if self.removal == "mask" and "attention_mask" not in inputs:
             raise InputError("removal='mask' needs an attention_mask among the inputs")
         device, _ = place_of(model, ids)
-        masked = isinstance(self.removal, str)
-        changed, fill = ("attention_mask", 0) if masked else ("input_ids", self.removal)
+        changed = "attention_mask" if self.removal == "mask" else "input_ids"
+        fill = 0 if isinstance(self.removal, str) else self.removal
 
         def answer(at: Tensor, gone: Tensor) -> Tensor:
             named = {name: value[at.to(value.device)].to(device) for name, value in inputs.items()}

@@ -9,7 +9,6 @@ from relprop.demo.reviews import Reviews
 from relprop.demo.scene_source import DigitScenes
 from relprop.error_boundary import guarded
 from relprop.evaluation.image_task import ImageTask
-from relprop.evaluation.measures import ClassCorrelation
 from relprop.evaluation.text_task import Rationale, TextTask
 from relprop.evaluation.words import TokenF1
 
@@ -31,10 +30,8 @@ def digit_scenes(n: int, seed: int = SCENES_SEED) -> ImageTask:
 def reviews(n: int, seed: int = REVIEWS_SEED) -> TextTask:
     """``n`` held-out film reviews and the shipped BERT. Reviews have 20 to 80 words, so token-F1 is
     at k = 2, 4, ..., 16, a fifth of the paper's."""
-    task = TextTask(review_model(), Reviews(n, seed=seed), tokenizer=review_tokenizer())
-    measures = [
-        Rationale(TokenF1(tuple(range(2, 17, 2)))) if isinstance(m, Rationale) else m
-        for m in task.measures
-        if not isinstance(m, ClassCorrelation)
-    ]
-    return TextTask(task.model, task.source, tuple(measures), tokenizer=task.tokenizer)
+    curves, removals = ("negative perturbation", "positive perturbation"), ("AOPC", "LOdds")
+    rationale = Rationale(TokenF1(tuple(range(2, 17, 2))))
+    measures = *curves, *removals, "Kendall τ", rationale, "Precision@20"
+    source, tokenizer = Reviews(n, seed=seed), review_tokenizer()
+    return TextTask(review_model(), source, measures, tokenizer=tokenizer)

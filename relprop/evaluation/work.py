@@ -113,6 +113,18 @@ def numbers(
     return Numbers(tuple(rows), task.measures, tables, refused)
 
 
+def measured_numbers(
+    task: Task, rows: Sequence[Entry], samples: int | None, batch_size: int = 50
+) -> Numbers:
+    """The numbers of the first ``samples`` (``None``: all), in memory, ``batch_size`` at a
+    time."""
+    work = EvaluationWork(task, rows, samples)
+    every = range(len(work))
+    batches = (work(every[first : first + batch_size]) for first in every[::batch_size])
+    lines = ((record.index, row) for made in batches for record in made for row in record.rows)
+    return numbers(task, rows, lines)
+
+
 def read_numbers(task: Task, rows: Sequence[Entry], folder: Path) -> Numbers:
     """What a run folder holds, as numbers for tables."""
     return numbers(task, rows, ((line["index"], line) for line in read_run(folder).rows()))
