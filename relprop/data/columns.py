@@ -176,18 +176,15 @@ def class_names(values: Iterable[Any]) -> tuple[str, ...] | None:
     if fractions := [v for v in found if not (_number(v) or 0.0).is_integer()]:
         names = tuple(sorted(set(map(str, found))))
         named = [f"classes={names}   # if they are names"] if len(names) <= 8 else []
-        raise InputError(
-            f"labels are numbers with fractions ({fractions[0]!r}), as of a regression, no classes",
-            then=["label=None   # not to read them", *named],
-        )
+        fact = f"labels are numbers with fractions ({fractions[0]!r})"
+        then = ["label=None   # not to read them", *named]
+        raise InputError(f"{fact}, as of a regression, no classes", then=then)
     if numbers == {-1.0, 1.0}:
-        raise InputError(
-            "labels are -1 and 1: is -1 a class, or no label?",
-            then=[
-                "classes=('-1', '1')   # it is a class, the model's first",
-                "classes=('0', '1')   # it says that there is no label",
-            ],
-        )
+        then = [
+            "classes=('-1', '1')   # it is a class, the model's first",
+            "classes=('0', '1')   # it says that there is no label",
+        ]
+        raise InputError("labels are -1 and 1: is -1 a class, or no label?", then=then)
     return None
 
 

@@ -131,12 +131,9 @@ class _Faithfulness:
         present, gone = removal.present, removal.gone(self.tenths)
         skipped = present.sum(1) < (SHORT if self.protocol == "paper-code" else 0)
         if skipped.any():
-            warn(
-                UndefinedValueWarning(
-                    f"protocol='paper-code': {int(skipped.sum())} of {len(present)} texts have "
-                    f"fewer than {SHORT} tokens and are skipped; their value is NaN"
-                )
-            )
+            fact = f"protocol='paper-code': {int(skipped.sum())} of {len(present)} texts have fewer"
+            then = "and are skipped; their value is NaN"
+            warn(UndefinedValueWarning(f"{fact} than {SHORT} tokens {then}"))
         if removal.delete and not (present[:, None] & ~gone).any(2).all():
             fact = "some text has no token left after its words are deleted"
             raise InputError(f"{fact}: content= must be False at special tokens")

@@ -158,12 +158,9 @@ class _Perturbation:
             fact = f"explained='target': sample {at} is of class {wanted[at]}"
             raise InputError(f"{fact}, its explanation of {maps.target[at]!r}")
         if other:
-            warn(
-                OtherClassWarning(
-                    f"explained='predicted': {len(other)} explanations are not of the class "
-                    f"the model predicts, the first of them of sample {other[0]}"
-                )
-            )
+            fact = f"explained='predicted': {len(other)} explanations are not of the class"
+            first = f"the first of them of sample {other[0]}"
+            warn(OtherClassWarning(f"{fact} the model predicts, {first}"))
 
 
 @guarded

@@ -253,10 +253,8 @@ class Table:
         worse = [row for row, cell in there.items() if cell.worse_than_random(up)]
         notes = []
         if alike and column.statistic.name == column.measure.statistics[0].name:
-            notes.append(
-                f"On these samples {column.name} cannot tell {', '.join(alike)} from "
-                "random (°: the interval of the paired difference holds 0)."
-            )
+            fact = f"On these samples {column.name} cannot tell {', '.join(alike)} from random"
+            notes.append(f"{fact} (°: the interval of the paired difference holds 0).")
         if worse:
             notes.append(f"{column.name} finds random better than {', '.join(worse)}.")
         return notes

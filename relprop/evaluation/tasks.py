@@ -77,14 +77,13 @@ class Task:
 
     def samples(self, indices: Sequence[int]) -> tuple[Sample, ...]:
         """These samples, their labels by the model's numbers."""
-        found, to = tuple(self.source[i] for i in indices), self.classes
-        if to is None:
-            return found
-        labels = (None if sample.label is None else to[sample.label] for sample in found)
-        return tuple(
-            replace(sample, label=label, others=tuple(to[c] for c in sample.others))
-            for sample, label in zip(found, labels, strict=True)
-        )
+        found = tuple(self.source[i] for i in indices)
+        return found if self.classes is None else tuple(self._renumbered(s) for s in found)
+
+    def _renumbered(self, sample: Sample) -> Sample:
+        to = self.classes or []
+        label = None if sample.label is None else to[sample.label]
+        return replace(sample, label=label, others=tuple(to[c] for c in sample.others))
 
     def inputs(self, samples: Sequence[Sample]) -> Any:
         """Samples as the model takes them."""
