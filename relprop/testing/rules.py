@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -65,7 +66,7 @@ def check_rule(
     broken = {fault.law for fault in examination.faults}
     if not draws or "taken" in broken:
         return examination.end()
-    if not drawn.is_there():
+    if importlib.util.find_spec("hypothesis") is None:
         examination.notes.append("no other calls were drawn: hypothesis is not installed")
         return examination.end()
 
@@ -79,10 +80,8 @@ def check_rule(
         found = drawn.smallest(called, inputs, keywords, breaks, draws)
     if found is None:
         return examination.end()
-    examination.faults = [
-        replace(fault, fact=f"{fault.fact}\n    of  {drawn.shown(found)}")
-        for fault in examined(found).faults
-    ]
+    of, faults = f"\n    of  {', '.join(map(drawn.shown, found))}", examined(found).faults
+    examination.faults = [replace(fault, fact=f"{fault.fact}{of}") for fault in faults]
     return examination.end()
 
 
@@ -189,13 +188,9 @@ def _laws(
     off = _apart(subject.walk(values, starts).found, whole.found)
     fact = f"the same call gives other shares, by {off:.2g} of the largest"
     examination.law("repeatable", off == 0, fact, "draw no random numbers, and keep no state")
-    off = max(
-        _apart(
-            subject.walk(subject.alone(values, i), _part(starts, i)).found,
-            _part(whole.found, i),
-        )
-        for i in range(subject.inputs.batch)
-    )
+    every = range(subject.inputs.batch)
+    walks = (subject.walk(subject.alone(values, i), _part(starts, i)) for i in every)
+    off = max(_apart(one.found, _part(whole.found, i)) for i, one in enumerate(walks))
     fact = f"a batch gives other shares than its samples, by {off:.2g} of the largest"
     examination.law("batch-exact", off <= EXACT, fact, TENSORS)
     _what_it_says(examination, subject, values, starts, whole)
