@@ -96,10 +96,17 @@ def _table(subset: str) -> Any:
 
 def _transform(model: nn.Module) -> Any:
     """timm's transform for evaluation, at the size the model was built for."""
-    from timm.data import create_transform, resolve_model_data_config
+    from timm.data import create_transform
 
-    config = resolve_model_data_config(model)
+    return create_transform(**data_config(model), is_training=False)
+
+
+def data_config(model: nn.Module) -> dict[str, Any]:
+    """What timm says of the pictures a model takes, at the size it was built for."""
+    from timm.data import resolve_model_data_config
+
+    config: dict[str, Any] = resolve_model_data_config(model)
     size = getattr(getattr(model, "patch_embed", None), "img_size", None)
     if isinstance(size, (tuple, list)):
         config["input_size"] = (config["input_size"][0], *size)
-    return create_transform(**config, is_training=False)
+    return config

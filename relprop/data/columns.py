@@ -45,19 +45,13 @@ class Row:
     def label(
         self, column: str | None, names: Sequence[str] | None, *, coded: bool = False
     ) -> int | None:
-        """The class in ``column``, if there is such a column; ``coded``: a whole number there is a
-        place among the names, whatever they are."""
+        """The class in ``column``, if there is one: by its name, however a file writes it, else by
+        its number; ``coded``: a whole number there is a place among the names, whatever they are.
+        Raises ``InputError`` for one that is not among ``names``, or no class at all."""
         if column is None:
             return None
         value = self.cell(column, "label")
-        is_code = coded and isinstance(value, int)
-        return self.class_index(value, names, named=() if is_code else names or ())
-
-    def class_index(
-        self, value: Any, names: Sequence[str] | None, named: Sequence[str]
-    ) -> int | None:
-        """The class of a label: by its name among ``named``, however a file writes it, else by its
-        number. Raises ``InputError`` for one that is not among ``names``, or no class at all."""
+        named = () if names is None or (coded and isinstance(value, int)) else names
         number = _number(value)
         whole = None if number is None or not number.is_integer() else int(number)
         text = "" if value is None else str(value)
@@ -173,7 +167,7 @@ def _span(row: Row, value: Any, texts: Sequence[Text]) -> Word:
 
 def class_names(values: Iterable[Any]) -> tuple[str, ...] | None:
     """The names among labels, sorted; ``None`` if all are numbers. What is neither is refused where
-    it is read (``Row.class_index``). Raises ``InputError`` for numbers that are no classes: with
+    it is read (``Row.label``). Raises ``InputError`` for numbers that are no classes: with
     fractions, or −1 and 1 alone."""
     found = [v for v in values if not _is_missing(v) and not _is_several(v)]
     numbers = {_number(value) for value in found}
@@ -182,18 +176,15 @@ def class_names(values: Iterable[Any]) -> tuple[str, ...] | None:
     if fractions := [v for v in found if not (_number(v) or 0.0).is_integer()]:
         names = tuple(sorted(set(map(str, found))))
         named = [f"classes={names}   # if they are names"] if len(names) <= 8 else []
-        raise InputError(
-            f"labels are numbers with fractions ({fractions[0]!r}), as of a regression, no classes",
-            then=["label=None   # not to read them", *named],
-        )
+        fact = f"labels are numbers with fractions ({fractions[0]!r})"
+        then = ["label=None   # not to read them", *named]
+        raise InputError(f"{fact}, as of a regression, no classes", then=then)
     if numbers == {-1.0, 1.0}:
-        raise InputError(
-            "labels are -1 and 1: is -1 a class, or no label?",
-            then=[
-                "classes=('-1', '1')   # it is a class, the model's first",
-                "classes=('0', '1')   # it says that there is no label",
-            ],
-        )
+        then = [
+            "classes=('-1', '1')   # it is a class, the model's first",
+            "classes=('0', '1')   # it says that there is no label",
+        ]
+        raise InputError("labels are -1 and 1: is -1 a class, or no label?", then=then)
     return None
 
 

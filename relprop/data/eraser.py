@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from relprop.data.base import Sample, Word
 from relprop.data.columns import Row
-from relprop.data.files import described, digest, existing, given_classes, listing, position
+from relprop.data.files import digest, existing, given_classes, listing, options_of, position
 from relprop.data.rows import JsonLines
 from relprop.error_boundary import guarded
 from relprop.errors import OptionError
@@ -80,8 +80,7 @@ class EraserMovies:
         folder = Path(self.folder) / "docs"
         documents = listing(folder, sorted(path.name for path in folder.iterdir()))
         named = {"format": "eraser", "name": self.name, **digest(self._annotations.path)}
-        options = {"split": self.split, "classes": described(tuple(self.classes))}
-        return {**named, **documents, **options}
+        return {**named, **documents, **options_of(self, "split", "classes")}
 
     def __len__(self) -> int:
         return len(self._annotations)

@@ -83,6 +83,11 @@ def given_classes(classes: Sequence[str] | None) -> tuple[str, ...] | None:
     return tuple(classes)
 
 
+def options_of(source: Any, *names: str) -> dict[str, Any]:
+    """Options of a data set by name, as plain JSON."""
+    return {name: described(getattr(source, name)) for name in names}
+
+
 def described(option: Any) -> Any:
     """An option as plain JSON: paths by their last part, functions and transforms as
     ``of_callable`` has them."""

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from relprop.adapters.rgb import read_picture
 from relprop.data.base import Sample
-from relprop.data.files import described, existing, given_classes, listing, position
+from relprop.data.files import existing, given_classes, listing, options_of, position
 from relprop.data.images import ENDINGS, Size, Transform, as_image, to_image
 from relprop.error_boundary import guarded
 from relprop.errors import InputError
@@ -88,8 +88,7 @@ class ImageFolder:
 
     def identity(self) -> dict[str, Any]:
         """The files' paths and contents, and the options."""
-        names = ("size", "transform", "classes", "upright")
-        options = {name: described(getattr(self, name)) for name in names}
+        options = options_of(self, "size", "transform", "classes", "upright")
         files = listing(Path(self.root), self.files)
         return {"format": "images", "name": self.name, **files, **options}
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from relprop.data.base import Sample
-from relprop.data.files import described, digest, existing, given_classes, needed, position
+from relprop.data.files import digest, existing, given_classes, needed, options_of, position
 from relprop.data.images import Size, to_image
 from relprop.error_boundary import guarded
 from relprop.errors import InputError
@@ -69,7 +69,7 @@ class ImageNetSegmentation:
 
     def identity(self) -> dict[str, Any]:
         """The file and the options."""
-        options = {"size": described(self.size), "classes": described(self.classes)}
+        options = options_of(self, "size", "classes")
         return {"format": "gtsegs", "name": self.name, **digest(Path(self.path)), **options}
 
     @property

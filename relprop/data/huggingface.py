@@ -13,7 +13,7 @@ from typing import Any
 from relprop.adapters.rgb import rgb
 from relprop.data.base import Sample
 from relprop.data.columns import Row, TextColumns, class_names
-from relprop.data.files import described, existing, given_classes, needed, position
+from relprop.data.files import existing, given_classes, needed, options_of, position
 from relprop.data.images import Size, Transform, as_image, to_image
 from relprop.error_boundary import guarded
 from relprop.errors import InputError, OptionError
@@ -22,6 +22,7 @@ LOOKED_AT = 256  # rows that tell one data set from another
 TEXTS = ("string", "large_string")  # as features call them
 LABELS = (*TEXTS, "int", "uint", "float", "bool")  # how their names begin
 PURPOSES = ("text", "pair", "image", "label", "rationale", "key")  # of columns
+OPTIONS = ("classes", "rationale", "size", "transform")  # beside columns
 MAP_STYLE = ("column_names", "features", "with_format", "unique", "__len__")
 
 
@@ -83,13 +84,8 @@ class HuggingFaceData:
     def identity(self) -> dict[str, Any]:
         """Rows, columns, options, and the SHA-256 of up to 256 rows evenly chosen (their texts and
         labels; of pictures only the labels)."""
-        options = {
-            name: described(getattr(self, name))
-            for name in ("classes", "rationale", "size", "transform")
-        }
-        identity = told_apart(
-            self._data, [c for n, c in self._columns.items() if c and n != "image"]
-        )
+        read = [column for n, column in self._columns.items() if column and n != "image"]
+        identity, options = told_apart(self._data, read), options_of(self, *OPTIONS)
         return {"format": "datasets", "name": self.name, **identity, **self._columns, **options}
 
     def __len__(self) -> int:
@@ -167,11 +163,10 @@ def opened(dataset: Any, split: str | None) -> Any:
 def row_of(data: Any, index: int, where: str) -> Mapping[str, Any]:
     """A row as ``datasets`` reads it, pictures decoded. Raises ``InputError``."""
     try:
-        found: Mapping[str, Any] = data[index]
+        return data[index]
     except (OSError, ValueError, SyntaxError) as error:
         at = where if "row" in where else f"{where}, row {index}"
         raise InputError(f"the row cannot be read: {error}", at=at) from None
-    return found
 
 
 def _picture(row: Row, column: str) -> Any:

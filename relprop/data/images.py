@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.adapters.rgb import rgb
+from relprop.adapters.timm import data_config
 from relprop.data.files import needed
 from relprop.error_boundary import guarded
 from relprop.errors import InputError, OptionError, first_line
@@ -54,7 +55,9 @@ class Resized:
     def __call__(self, picture: Any) -> Tensor:
         """From a PIL image."""
         bilinear = needed("PIL.Image").Resampling.BILINEAR
-        return image_tensor(picture.resize(self.size[::-1], bilinear))
+        resized = rgb(picture.resize(self.size[::-1], bilinear))
+        pixels = torch.from_numpy(np.array(resized, copy=True))
+        return pixels.permute(2, 0, 1).contiguous().float().div(255)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +103,7 @@ def image_transform(source: Any) -> tuple[Transform, Normalize]:
 
 def _timm_transform(source: Any) -> tuple[Transform, Normalize]:
     timm = needed("timm.data", package="timm")
-    config = source if isinstance(source, Mapping) else _timm_config(source, timm)
+    config = source if isinstance(source, Mapping) else data_config(source)
     try:
         *steps, last = timm.create_transform(**config, is_training=False).transforms
     except TypeError as error:
@@ -112,22 +115,8 @@ def _timm_transform(source: Any) -> tuple[Transform, Normalize]:
     return compose(steps), Normalize(_floats(last.mean), _floats(last.std))
 
 
-def _timm_config(model: nn.Module, timm: Any) -> dict[str, Any]:
-    config: dict[str, Any] = timm.resolve_model_data_config(model)
-    size = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    if isinstance(size, (tuple, list)):
-        config = {**config, "input_size": (config["input_size"][0], *size)}
-    return config
-
-
 def _floats(values: Any) -> tuple[float, ...]:
     return tuple(float(v) for v in values)
-
-
-def image_tensor(picture: Any) -> Tensor:
-    """A PIL image as (3, H, W), float32, in [0, 1]."""
-    pixels = torch.from_numpy(np.array(rgb(picture), copy=True))
-    return pixels.permute(2, 0, 1).contiguous().float().div(255)
 
 
 def to_image(size: Size | None, transform: Transform | None) -> Transform:

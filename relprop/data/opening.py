@@ -49,21 +49,15 @@ def open_data(spec: Any, **options: Any) -> Source:
         if not str(spec) or not path.exists():
             raise InputError(f"{str(spec)!r} does not exist", then=KNOWN)
         return _made(_of_path(path, options), spec, options)
-    if _is_source(spec):
+    # nothing of it is asked, which could read all of it
+    if all(getattr_static(spec, name, KNOWN) is not KNOWN for name in SOURCE):
         if options:
             given = ", ".join(f"{name}=" for name in options)
             raise OptionError(f"{given}: {type(spec).__name__} is made already, give them to it")
-        made: Source = spec
-        return made
+        return spec
     if isinstance(spec, Mapping) or hasattr(spec, "column_names"):
         return _made(_of_dataset(spec, options), spec, options)
     raise InputError(f"{type(spec).__name__} is no data set", then=KNOWN)
-
-
-def _is_source(spec: Any) -> bool:
-    """Whether ``spec`` has what a ``Source`` has; nothing of it is asked, which could read all of
-    it."""
-    return all(getattr_static(spec, name, KNOWN) is not KNOWN for name in SOURCE)
 
 
 def _of_path(path: Path, options: Mapping[str, Any]) -> Callable[..., Source]:
@@ -130,5 +124,4 @@ def _made(reader: Any, spec: Any, options: Mapping[str, Any]) -> Source:
         raise OptionError(
             f"{given}: {reader.__name__} has {there}", then=nearest(unknown[0], known)
         )
-    source: Source = reader(spec, **options)
-    return source
+    return reader(spec, **options)

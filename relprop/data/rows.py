@@ -8,7 +8,7 @@ import json
 import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -100,7 +100,9 @@ class Delimited(Rows):
                         header = tuple(cells)
         except (csv.Error, UnicodeDecodeError) as error:
             fact = f"no table in UTF-8: {error}"
-            raise self.malformed(fact, len(places), _limit(error)) from None
+            limit = "csv.field_size_limit(10**9)   # Python's own limit on the length of a cell"
+            then = [limit] if "field larger" in str(error) else []
+            raise self.malformed(fact, len(places), then) from None
         if not header or len(set(header)) < len(header):
             fact = f"the first line names the columns, each once; it is {list(header)}"
             raise InputError(fact, at=self.path.name)
@@ -135,20 +137,10 @@ class Delimited(Rows):
         return dict(zip(columns, cells, strict=True))
 
 
-def _tabbed(path: Path) -> Rows:
-    """Without quotes: in GLUE's files a quote is a character."""
-    return Delimited(path, delimiter="\t", quoting=csv.QUOTE_NONE)
-
-
-def _limit(error: Exception) -> list[str]:
-    if "field larger" in str(error):
-        return ["csv.field_size_limit(10**9)   # Python's own limit on the length of a cell"]
-    return []
-
-
 READERS: dict[str, Callable[[Path], Rows]] = {
     ".csv": Delimited,
-    ".tsv": _tabbed,
+    # without quotes: in GLUE's files a quote is a character
+    ".tsv": partial(Delimited, delimiter="\t", quoting=csv.QUOTE_NONE),
     ".jsonl": JsonLines,
     ".ndjson": JsonLines,
 }

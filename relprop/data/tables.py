@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from relprop.adapters.rgb import read_picture
 from relprop.data.base import Sample
 from relprop.data.columns import Row, TextColumns, class_names
-from relprop.data.files import described, digest, given_classes, listing, position
+from relprop.data.files import digest, given_classes, listing, options_of, position
 from relprop.data.images import Size, Transform, as_image, to_image
 from relprop.data.rows import Rows, rows_of
 from relprop.error_boundary import guarded
@@ -58,8 +58,7 @@ class Table:
     def identity(self) -> dict[str, Any]:
         """The file and the options."""
         named = {"format": type(self).__name__, "name": self.name, **digest(Path(self.path))}
-        options = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "path"}
-        return named | {name: described(option) for name, option in options.items()}
+        return named | options_of(self, *(f.name for f in fields(self) if f.name != "path"))
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -8,26 +8,17 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from relprop.demo.lookups import ADJECTIVES, IDLE, NOUNS, PEOPLE, VERBS
-from relprop.demo.shipped import fill, numbers, transformers_for
+from relprop.demo.shipped import numbers, trained, transformers_for
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-WEIGHTS, NUMBERS = (
-    Path(__file__).with_name(name) for name in ("lookups.safetensors", "lookups_numbers.json")
-)
+WEIGHTS = Path(__file__).with_name("lookups.safetensors")
+NUMBERS = Path(__file__).with_name("lookups_numbers.json")
 POSITIONS = 256
-PAD, UNKNOWN, START, USER, ASSISTANT, END = (
-    "<pad>",
-    "<unk>",
-    "<s>",
-    "<|user|>",
-    "<|assistant|>",
-    "<|end|>",
-)
+SPECIAL = ("<pad>", "<unk>", "<s>", "<|user|>", "<|assistant|>", "<|end|>")
+PAD, UNKNOWN, START, USER, ASSISTANT, END = SPECIAL
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
@@ -39,7 +30,7 @@ def vocabulary() -> dict[str, int]:
     lookups."""
     idle = re.findall(r"\w+", " ".join(IDLE))
     words = ("what", "and", *PEOPLE, *VERBS, *ADJECTIVES, *NOUNS, *idle)
-    known = dict.fromkeys((PAD, UNKNOWN, START, USER, ASSISTANT, END, ".", "?", *words))
+    known = dict.fromkeys((*SPECIAL, ".", "?", *words))
     return {word: i for i, word in enumerate(known)}
 
 
@@ -61,12 +52,7 @@ def lookup_model(*, pretrained: bool = True) -> LlamaForCausalLM:
         eos_token_id=ids[END],
         pad_token_id=ids[PAD],
     )
-    model: LlamaForCausalLM
-    with torch.random.fork_rng([], enabled=pretrained):  # the first weights are drawn
-        model = transformers.LlamaForCausalLM(config)
-    if pretrained:
-        fill(model, WEIGHTS)
-    return model.eval()
+    return trained(pretrained, WEIGHTS, transformers.LlamaForCausalLM, config)
 
 
 def lookup_tokenizer() -> PreTrainedTokenizerFast:

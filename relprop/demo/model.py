@@ -7,11 +7,11 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from relprop.demo.plain_vit import PlainViT
 from relprop.demo.scenes import CLASSES, SCENE
+from relprop.demo.shipped import trained
 
 WEIGHTS = Path(__file__).with_name("digit_scenes.safetensors")
 WIDTH, DEPTH, HEADS, PATCH = 96, 4, 4, 4
@@ -23,13 +23,7 @@ def digit_scene_model(*, pretrained: bool = True) -> nn.Module:
 
     Its input is a scene as ``make_scenes`` draws it: (batch, 1, 32, 32), pixels in [0, 1].
     """
-    with torch.random.fork_rng([], enabled=pretrained):  # the first weights are drawn
-        model = _of_timm() if find_spec("timm") else plain_model()
-    if pretrained:
-        from safetensors.torch import load_file
-
-        model.load_state_dict(load_file(WEIGHTS))
-    return model.eval()
+    return trained(pretrained, WEIGHTS, _of_timm if find_spec("timm") else plain_model)
 
 
 def plain_model() -> PlainViT:
@@ -40,7 +34,7 @@ def plain_model() -> PlainViT:
 def _of_timm() -> nn.Module:
     from timm.models import VisionTransformer
 
-    model: nn.Module = VisionTransformer(
+    return VisionTransformer(
         img_size=SCENE,
         patch_size=PATCH,
         in_chans=1,
@@ -50,4 +44,3 @@ def _of_timm() -> nn.Module:
         num_heads=HEADS,
         class_token=True,
     )
-    return model

@@ -3,6 +3,8 @@ parameters by the same names, the same numbers."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,21 +22,7 @@ class Attention(nn.Module):
         """(batch, tokens, width) → the same."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v)
-        out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
-        return out
-
-
-class Mlp(nn.Module):
-    """Two linear layers with GELU between them."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, tokens, width) → the same."""
-        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
-        return out
+        return self.proj(mixed.transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
@@ -43,26 +31,14 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.norm1, self.attn = nn.LayerNorm(width, eps=1e-6), Attention(width, heads)
-        self.norm2, self.mlp = nn.LayerNorm(width, eps=1e-6), Mlp(width)
+        first, second = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norm2 = nn.LayerNorm(width, eps=1e-6)
+        self.mlp = nn.Sequential(OrderedDict(fc1=first, act=nn.GELU(), fc2=second))
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, tokens, width) → the same."""
         x = x + self.attn(self.norm1(x))
-        out: Tensor = x + self.mlp(self.norm2(x))
-        return out
-
-
-class Patches(nn.Module):
-    """An image cut into patches, each mapped to one token."""
-
-    def __init__(self, patch: int, width: int) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(1, width, patch, patch)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(batch, 1, H, W) → (batch, patches, width)."""
-        out: Tensor = self.proj(images).flatten(2).transpose(1, 2)
-        return out
+        return x + self.mlp(self.norm2(x))
 
 
 class PlainViT(nn.Module):
@@ -74,13 +50,13 @@ class PlainViT(nn.Module):
         super().__init__()
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
         self.pos_embed = nn.Parameter(torch.zeros(1, (size // patch) ** 2 + 1, width))
-        self.patch_embed = Patches(patch, width)
+        cut = nn.Conv2d(1, width, patch, patch)
+        self.patch_embed = nn.Sequential(OrderedDict(proj=cut, flatten=nn.Flatten(2)))
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width, eps=1e-6), nn.Linear(width, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Images (batch, 1, size, size) → logits (batch, classes)."""
-        x = self.patch_embed(images)
+        x = self.patch_embed(images).transpose(1, 2)
         x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1) + self.pos_embed
-        out: Tensor = self.head(self.norm(self.blocks(x))[:, 0])
-        return out
+        return self.head(self.norm(self.blocks(x))[:, 0])

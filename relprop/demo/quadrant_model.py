@@ -8,17 +8,14 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from relprop.demo.quadrants import ANSWERS, COLOURS, QUESTIONS, SIDE
-from relprop.demo.shipped import fill, numbers, transformers_for
+from relprop.demo.shipped import numbers, trained, transformers_for
 
 if TYPE_CHECKING:
     from transformers import LlavaForConditionalGeneration, LlavaProcessor
 
-WEIGHTS, NUMBERS = (
-    Path(__file__).with_name(name) for name in ("quadrants.safetensors", "quadrants_numbers.json")
-)
+WEIGHTS = Path(__file__).with_name("quadrants.safetensors")
+NUMBERS = Path(__file__).with_name("quadrants_numbers.json")
 PATCH = 8
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>", "<image>")
 
@@ -60,12 +57,7 @@ def quadrant_model(*, pretrained: bool = True) -> LlavaForConditionalGeneration:
         image_token_index=ids["<image>"],
         vision_feature_layer=-1,
     )
-    model: LlavaForConditionalGeneration
-    with torch.random.fork_rng([], enabled=pretrained):  # the first weights are drawn
-        model = transformers.LlavaForConditionalGeneration(config)
-    if pretrained:
-        fill(model, WEIGHTS)
-    return model.eval()
+    return trained(pretrained, WEIGHTS, transformers.LlavaForConditionalGeneration, config)
 
 
 def quadrant_processor() -> LlavaProcessor:
@@ -93,14 +85,13 @@ def quadrant_processor() -> LlavaProcessor:
         image_mean=[0.5] * 3,
         image_std=[0.5] * 3,
     )
-    processor: LlavaProcessor = transformers.LlavaProcessor(
+    return transformers.LlavaProcessor(
         pictures,
         tokenizer,
         patch_size=PATCH,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
     )
-    return processor
 
 
 def quadrant_numbers() -> dict[str, Any]:

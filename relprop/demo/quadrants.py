@@ -84,9 +84,8 @@ def make_quadrants(n: int, *, seed: int, others: int = 3) -> Quadrants:
     middle = radius[..., None] + uniform(4, 2) * (HALF - 2 * radius[..., None])
     corner = torch.tensor([[0, 0], [0, HALF], [HALF, 0], [HALF, HALF]])
     apart = torch.arange(SIDE) + 0.5 - (middle + corner)[..., None]  # (n, 4, 2, 32)
-    discs = (
-        apart[:, :, 0, :, None] ** 2 + apart[:, :, 1, None, :] ** 2 <= radius[..., None, None] ** 2
-    )
+    squared = apart[:, :, 0, :, None] ** 2 + apart[:, :, 1, None, :] ** 2
+    discs = squared <= radius[..., None, None] ** 2
     asked = torch.randint(4, (n,), generator=generator)
     forms = torch.randint(len(QUESTIONS), (n,), generator=generator)
     order = uniform(4).scatter(1, asked[:, None], 2.0).argsort(1, descending=True).argsort(1)
@@ -94,7 +93,6 @@ def make_quadrants(n: int, *, seed: int, others: int = 3) -> Quadrants:
     paint = torch.tensor(list(COLOURS.values()))[colours] + 0.2 * (uniform(4, 3) - 0.5)
     ground = (0.2 + 0.5 * uniform(1, 1, 1)).expand(n, 3, SIDE, SIDE)
     drawn = torch.einsum("nqhw,nqc->nchw", discs.float(), paint)
-    images = torch.where(discs.any(1)[:, None], drawn, ground) + 0.2 * (
-        uniform(3, SIDE, SIDE) - 0.5
-    )
+    noise = 0.2 * (uniform(3, SIDE, SIDE) - 0.5)
+    images = torch.where(discs.any(1)[:, None], drawn, ground) + noise
     return Quadrants(images.clamp(0, 1), discs, colours, asked, forms)

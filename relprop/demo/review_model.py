@@ -8,18 +8,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from relprop.demo.reviews import LABELS
-from relprop.demo.shipped import fill, numbers, transformers_for
+from relprop.demo.shipped import numbers, trained, transformers_for
 
 if TYPE_CHECKING:
     from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
 
-WEIGHTS, TOKENIZER, NUMBERS = (
-    Path(__file__).with_name(name)
-    for name in ("reviews.safetensors", "reviews_tokenizer.json", "reviews_numbers.json")
-)
+WEIGHTS = Path(__file__).with_name("reviews.safetensors")
+TOKENIZER = Path(__file__).with_name("reviews_tokenizer.json")
+NUMBERS = Path(__file__).with_name("reviews_numbers.json")
 PIECES, POSITIONS = 500, 128
 
 
@@ -44,18 +41,13 @@ def review_model(*, pretrained: bool = True) -> BertForSequenceClassification:
         id2label=dict(enumerate(LABELS)),
         label2id={label: i for i, label in enumerate(LABELS)},
     )
-    model: BertForSequenceClassification
-    with torch.random.fork_rng([], enabled=pretrained):  # the first weights are drawn
-        model = transformers.BertForSequenceClassification(config)
-    if pretrained:
-        fill(model, WEIGHTS)
-    return model.eval()
+    return trained(pretrained, WEIGHTS, transformers.BertForSequenceClassification, config)
 
 
 def review_tokenizer(path: Path = TOKENIZER) -> PreTrainedTokenizerFast:
     """The model's tokenizer (lower case, WordPiece), from one ``tokenizer.json``. Raises
     ``OptionError`` without ``transformers``."""
-    tokenizer: PreTrainedTokenizerFast = transformers_for("review").PreTrainedTokenizerFast(
+    return transformers_for("review").PreTrainedTokenizerFast(
         tokenizer_file=str(path),
         pad_token="[PAD]",
         unk_token="[UNK]",
@@ -64,7 +56,6 @@ def review_tokenizer(path: Path = TOKENIZER) -> PreTrainedTokenizerFast:
         mask_token="[MASK]",
         model_max_length=POSITIONS,
     )
-    return tokenizer
 
 
 def review_numbers() -> dict[str, Any]:

@@ -60,9 +60,8 @@ class Reviews:
 
     def __getitem__(self, index: int) -> Sample:
         if not 0 <= index < self.n:
-            raise NoSampleError(
-                f"there is no review {index}: the data set has {self.n}, counted from 0"
-            )
+            fact = f"there is no review {index}: the data set has {self.n}, counted from 0"
+            raise NoSampleError(fact)
         line = _lines()[SHIPPED * SEEDS.index(self.seed) + index]
         words, reasons = split_words(line["text"]), set(line["reasons"])
         marked = tuple(i in reasons for i in range(len(words)))

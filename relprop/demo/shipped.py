@@ -4,10 +4,11 @@ of Hugging Face need ``transformers``."""
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
 
 from relprop.errors import OptionError
 
@@ -23,16 +24,20 @@ def transformers_for(model: str) -> Any:
     return transformers
 
 
-def fill(model: nn.Module, weights: Path) -> None:
-    """Put shipped weights into a model. What the file leaves out must be an output layer that is
-    tied to the embedding."""
-    from safetensors.torch import load_file
+def trained(pretrained: bool, weights: Path, make: Callable[..., Any], *config: Any) -> Any:
+    """What ``make`` makes of a configuration, in eval mode, with the shipped weights if it is to be
+    ``pretrained``. What the file leaves out must be an output layer that is tied to the
+    embedding."""
+    with torch.random.fork_rng([], enabled=pretrained):  # the first weights are drawn
+        model = make(*config)
+    if pretrained:
+        from safetensors.torch import load_file
 
-    missing, unexpected = model.load_state_dict(load_file(weights), strict=False)
-    assert set(missing) <= {"lm_head.weight"} and not unexpected, (missing, unexpected)
+        missing, unexpected = model.load_state_dict(load_file(weights), strict=False)
+        assert set(missing) <= {"lm_head.weight"} and not unexpected, (missing, unexpected)
+    return model.eval()
 
 
 def numbers(path: Path) -> dict[str, Any]:
     """What a training script wrote of the weights beside it."""
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    return json.loads(path.read_text())

@@ -148,11 +148,15 @@ def rankings(name: str, samples: Iterable[Tensor]) -> Tensor:
     """(samples,), bool: whose scores, (positions,), tell a first from a last. Warns of those whose
     scores are all equal, for which the metric ``name`` is not defined."""
     found = torch.tensor([len(s) < 2 or bool(s.min() < s.max()) for s in samples])
-    if flat := int((~found).sum()):
-        fact = f"{name} is not defined for {flat} of {len(found)} samples"
-        reason = "all their scores are equal, which is no ranking; their value is NaN"
-        warn(UndefinedValueWarning(f"{fact}: {reason}"))
+    warn_of_nan(name, ~found, "all their scores are equal, which is no ranking")
     return found
+
+
+def warn_of_nan(name: str, undefined: Tensor, reason: str) -> None:
+    """Warns of the samples, (samples,), for which the metric ``name`` is ``undefined``."""
+    if count := int(undefined.sum()):
+        fact = f"{name} is not defined for {count} of {len(undefined)} samples"
+        warn(UndefinedValueWarning(f"{fact}: {reason}; their value is NaN"))
 
 
 def bools(name: str, values: Any, shape: Sequence[int]) -> Tensor:

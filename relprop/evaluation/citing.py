@@ -75,6 +75,7 @@ class LinearDatamodelingScore:
     left: float = 0.5
     seed: int = 0
 
+    name: ClassVar[str] = "linear datamodeling score"
     source: ClassVar[str] = "Cohen-Wang et al., NeurIPS 2024, Eq. 4; Park et al., ICML 2023"
     protocol: ClassVar[str] = "paper"
     higher_is_better: ClassVar[bool] = True
@@ -87,11 +88,6 @@ class LinearDatamodelingScore:
         if not isinstance(self.subsets, int) or self.subsets < 3 or not 0 < self.left < 1:
             given = f"subsets={self.subsets!r}, left={self.left!r}"
             raise OptionError(f"LinearDatamodelingScore({given}): at least 3, and between 0 and 1")
-
-    @property
-    def name(self) -> str:
-        """The field's name of it."""
-        return "linear datamodeling score"
 
     def __call__(self, model: nn.Module, citations: Citations) -> Tensor:
         """The correlation of every sentence, (sentences,), float64; 0 where all sums or all
@@ -120,7 +116,7 @@ def drops(
 ) -> Tensor:
     """(subsets,), float64: how much the mean log-probability of a sentence falls without each
     subset of the passages."""
-    said, found = citations.sentences[sentence], list[Tensor]()
+    said, stream, found = citations.sentences[sentence], citations.stream, list[Tensor]()
     for first in range(0, len(gone), AT_ONCE):
         some = gone[first : first + AT_ONCE]
         groups = [
@@ -128,14 +124,9 @@ def drops(
             for lacking in some
         ]
         inputs = {n: _repeated(v, len(some)) for n, v in citations.inputs.items()}
-        e = explain(
-            model,
-            inputs,
-            span(said.first, said.last),
-            method="leave_one_out",
-            groups={citations.stream: groups},
-        )
-        found.append(e[citations.stream].scores.double().cpu().sum(1))
+        of, without = span(said.first, said.last), {stream: groups}
+        e = explain(model, inputs, of, method="leave_one_out", groups=without)
+        found.append(e[stream].scores.double().cpu().sum(1))
     return torch.cat(found)
 
 

@@ -70,12 +70,9 @@ class KendallConfidence:
         taus = [self._tau(sample[:, own], label) for sample, own, label in pairs]
         found = torch.tensor(taus, dtype=torch.float64)
         if undefined := int(found.isnan().sum()):
-            warn(
-                UndefinedValueWarning(
-                    f"Kendall's τ is not defined for {undefined} of {count} samples: a class "
-                    "gives all their tokens one score; their value is NaN"
-                )
-            )
+            fact = f"Kendall's τ is not defined for {undefined} of {count} samples"
+            reason = "a class gives all their tokens one score; their value is NaN"
+            warn(UndefinedValueWarning(f"{fact}: {reason}"))
         return found
 
     def _tau(self, rows: Tensor, label: int) -> float:

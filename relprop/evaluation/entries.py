@@ -62,11 +62,8 @@ def entries(methods: Iterable[Any]) -> tuple[Entry, ...]:
     The two floors are added if they are not among them. Raises ``OptionError`` for a method that
     does not exist, and for two rows of one name.
     """
-    if (
-        isinstance(methods, (str, Mapping))
-        or callable(methods)
-        or not isinstance(methods, Iterable)
-    ):
+    one = isinstance(methods, (str, Mapping)) or callable(methods)
+    if one or not isinstance(methods, Iterable):
         fact = "methods is a list: names, functions, or pairs of a label and one of these"
         raise OptionError(fact, then=['["gae", ("mine", my_function)]'])
     rows = [_entry(method) for method in methods]

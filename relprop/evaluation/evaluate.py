@@ -10,7 +10,7 @@ from relprop.errors import OptionError
 from relprop.evaluation.entries import entries
 from relprop.evaluation.table import Table
 from relprop.evaluation.tasks import Task
-from relprop.evaluation.work import EvaluationWork, numbers
+from relprop.evaluation.work import measured_numbers
 
 CVPR_2021 = ("rollout", "raw_attention", "gradcam", "lrp", "partial_lrp", "transformer_attribution")
 ATTCAT = (
@@ -59,12 +59,4 @@ def evaluate(
     if not hasattr(task, "source") or not hasattr(task, "identity"):
         then = ["relprop.evaluation.digit_scenes(500), or an ImageTask or TextTask of your own"]
         raise OptionError(f"task is {type(task).__name__}, no task", then=then)
-    rows = entries(methods)
-    work = EvaluationWork(task, rows, samples)
-    lines = [
-        (record.index, row)
-        for first in range(0, len(work), batch_size)
-        for record in work(range(first, min(first + batch_size, len(work))))
-        for row in record.rows
-    ]
-    return numbers(task, rows, lines).table(title)
+    return measured_numbers(task, entries(methods), samples, batch_size).table(title)

@@ -85,27 +85,22 @@ class _Removal:
         found: dict[int, Tensor] = {}
         with answering(model):
             for at in lengths.argsort(descending=True, stable=True).split(batch):
-                named = self._shortened if self.delete else self._replaced
-                inputs = {n: v.to(device) for n, v in named(rows[at], removed[at]).items()}
+                inputs = {n: v.to(device) for n, v in self._left(rows[at], removed[at]).items()}
                 found.update(zip(at.tolist(), logits_of(model, **inputs), strict=True))
         logits = torch.stack([found[i] for i in range(len(rows))]).unflatten(0, (len(texts), -1))
         predicted = logits[:, :1].argmax(2, keepdim=True).expand(-1, logits.shape[1], 1)
         return logits.double().log_softmax(2).gather(2, predicted)[..., 0]
 
-    def _replaced(self, rows: Tensor, removed: Tensor) -> dict[str, Tensor]:
+    def _left(self, rows: Tensor, removed: Tensor) -> dict[str, Tensor]:
         named = {name: value[rows.to(value.device)].cpu() for name, value in self.inputs.items()}
-        return named | {"input_ids": named["input_ids"].masked_fill(removed, self.token)}
-
-    def _shortened(self, rows: Tensor, removed: Tensor) -> dict[str, Tensor]:
+        if not self.delete:
+            return named | {"input_ids": named["input_ids"].masked_fill(removed, self.token)}
         left = self.present[rows] & ~removed
         together = left.int().sort(dim=1, descending=True, stable=True).indices
         together = together[:, : int(left.sum(1).max())]
-        kept = left.gather(1, together)
-        named = {}
-        for name, value in self.inputs.items():
-            moved = value[rows.to(value.device)].cpu().gather(1, together)
-            named[name] = moved.masked_fill(~kept, self.token if name == "input_ids" else 0)
-        return named
+        gone = ~left.gather(1, together)
+        fills = dict.fromkeys(named, 0) | {"input_ids": self.token}
+        return {n: v.gather(1, together).masked_fill(gone, fills[n]) for n, v in named.items()}
 
 
 @dataclass(frozen=True)
@@ -136,12 +131,9 @@ class _Faithfulness:
         present, gone = removal.present, removal.gone(self.tenths)
         skipped = present.sum(1) < (SHORT if self.protocol == "paper-code" else 0)
         if skipped.any():
-            warn(
-                UndefinedValueWarning(
-                    f"protocol='paper-code': {int(skipped.sum())} of {len(present)} texts have "
-                    f"fewer than {SHORT} tokens and are skipped; their value is NaN"
-                )
-            )
+            fact = f"protocol='paper-code': {int(skipped.sum())} of {len(present)} texts have fewer"
+            then = "and are skipped; their value is NaN"
+            warn(UndefinedValueWarning(f"{fact} than {SHORT} tokens {then}"))
         if removal.delete and not (present[:, None] & ~gone).any(2).all():
             fact = "some text has no token left after its words are deleted"
             raise InputError(f"{fact}: content= must be False at special tokens")

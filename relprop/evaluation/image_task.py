@@ -57,19 +57,16 @@ class ImageTask(Task):
         return [*found, ClassCorrelation(), Randomisation(), Unfaithful(), Unstable()]
 
     def inputs(self, samples: Sequence[Sample]) -> Tensor:
-        images = torch.stack([sample.inputs for sample in samples])
-        device, dtype = place_of(self.model, images)
-        return self.normalize(images.to(device, dtype))
-
-    def batch(self, indices: Sequence[int]) -> Batch:
-        samples = self.samples(indices)
         sizes = {tuple(sample.inputs.shape) for sample in samples}
         if len(sizes) > 1:
             fact = f"images of {len(sizes)} sizes: {', '.join(map(str, sorted(sizes)))}"
             raise InputError(fact, then=["transform=   # to one size, as the model needs"])
-        inputs, images = self.inputs(samples), torch.stack([sample.inputs for sample in samples])
-        logits, predicted, labels = self.answers(inputs, samples)
-        return Batch(tuple(indices), samples, inputs, predicted, labels, logits, {"images": images})
+        images = self.parts(samples, None)["images"]
+        device, dtype = place_of(self.model, images)
+        return self.normalize(images.to(device, dtype))
+
+    def parts(self, samples: Sequence[Sample], inputs: Any) -> dict[str, Any]:
+        return {"images": torch.stack([sample.inputs for sample in samples])}
 
     def scores(self, e: Explanation, batch: Batch) -> Tensor:
         return e.heatmap(batch.parts["images"].shape[2:]).cpu()

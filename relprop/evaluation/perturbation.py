@@ -3,7 +3,7 @@ removed, of images, of texts, and of any other floating-point input."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from relprop.error_boundary import guarded
-from relprop.errors import InputError, OptionError, OtherClassWarning, message, warn
+from relprop.errors import InputError, OptionError, OtherClassWarning, warn
 from relprop.evaluation.base import (
     answering,
     chosen,
@@ -102,39 +102,48 @@ class _Perturbation:
         ``protocol="paper"``."""
         return 1 if self.protocol == "paper" else 0
 
-    def _ranked(self, scores: Tensor) -> Tensor:
-        return ranked(scores if self.order == "positive" else -scores)
-
     def _measured(
         self,
         model: Any,
         maps: Any,
-        truth: Tensor,
+        labels: Any,
+        scores: Tensor,
+        answer: Callable[[Tensor, Tensor], Tensor],
         batch_size: int,
-        seen: Callable[[Tensor, Tensor], Tensor],
-        scores: Iterable[Tensor],
+        *,
+        content: Tensor | None = None,
         others: Sequence[Sequence[int]] = (),
     ) -> PerturbationCurve:
-        """Every sample's hits at every tenth. ``seen``: the logits of some samples, each with so
-        many tenths removed; tenths of one sample and of several share a forward pass.
-        ``scores``: those of each sample that rank what goes."""
+        """Every sample's hits at every tenth. ``scores`` (batch, ...): a number for each position
+        that may go, all of them or those of the ``content``. ``answer``: the logits of some samples
+        without what is gone, a bool for each position; tenths of one sample and of several share a
+        forward pass."""
+        truth, flat = labels_for(labels, len(scores)), scores.flatten(1)
         if batch_size < 1:
             raise OptionError(f"batch_size={batch_size}: at least 1")
         if others and len(others) != len(truth):
             raise InputError(f"others of {len(others)} samples, labels of {len(truth)}")
+        removable = torch.ones_like(flat, dtype=torch.bool) if content is None else content
+        order = ranked(flat if self.order == "positive" else -flat)
+        # in the order of removal, what may go only: the n-th of it, counted from 0
+        kept = removable.gather(1, order)
+        place = torch.empty_like(order).scatter_(1, order, kept.cumsum(1) - 1)
+        count = removable.sum(1, keepdim=True)
         every = torch.arange(len(truth) * STEPS)
         predicted = list[Tensor]()
         with answering(model):
             for some in every.split(batch_size):
-                samples = some // STEPS
-                logits = seen(samples, some % STEPS)
+                samples, removed = some // STEPS, some[:, None] % STEPS
+                gone = removable[samples] & (place[samples] < count[samples] * removed // STEPS)
+                logits = answer(samples, gone.view(-1, *scores.shape[1:]))
                 in_range(truth, logits.shape[1])
                 left_out = [others[i] for i in samples.tolist()] if others else ()
                 predicted.append(without(logits, left_out).argmax(1))
         found = torch.cat(predicted).view(-1, STEPS)
         self._check_explained(maps, truth, found[:, 0])
         hits = (found == truth[:, None]).double()
-        hits[~rankings(self.name, scores)] = torch.nan
+        own = (values[keep] for values, keep in zip(flat, removable, strict=True))
+        hits[~rankings(self.name, own)] = torch.nan
         return PerturbationCurve(hits, self.first)
 
     def _check_explained(self, maps: Any, labels: Tensor, predicted: Tensor) -> None:
@@ -149,12 +158,9 @@ class _Perturbation:
             fact = f"explained='target': sample {at} is of class {wanted[at]}"
             raise InputError(f"{fact}, its explanation of {maps.target[at]!r}")
         if other:
-            warn(
-                OtherClassWarning(
-                    f"explained='predicted': {len(other)} explanations are not of the class "
-                    f"the model predicts, the first of them of sample {other[0]}"
-                )
-            )
+            fact = f"explained='predicted': {len(other)} explanations are not of the class"
+            first = f"the first of them of sample {other[0]}"
+            warn(OtherClassWarning(f"{fact} the model predicts, {first}"))
 
 
 @guarded
@@ -206,40 +212,28 @@ class ImagePerturbation(_Perturbation):
         heat = _heat(images, maps)
         if normalize is None:
             fact = "normalize= is missing: pixels go to black before the model's normalisation"
-            lines = ("normalize=lambda images: (images - mean) / std   # your model's own numbers",)
-            plain = "normalize=lambda images: images   # if the model takes pictures in [0, 1]"
-            raise OptionError(message(fact, then=[*lines, plain]))
-        place = _places(self._ranked(heat.flatten(1)))
-        ready, left = normalize, _Left(model, images, heat[:, None], place, torch.zeros(()))
-
-        def seen(at: Tensor, removed: Tensor) -> Tensor:
-            return logits_of(model, ready(left(at, removed)))
-
-        truth = labels_for(labels, len(images))
-        return self._measured(model, maps, truth, batch_size, seen, heat.flatten(1), others)
+            then = [
+                "normalize=lambda images: (images - mean) / std   # your model's own numbers",
+                "normalize=lambda images: images   # if the model takes pictures in [0, 1]",
+            ]
+            raise OptionError(fact, then=then)
+        answer = _answer(model, images, torch.zeros(()), normalize)
+        return self._measured(model, maps, labels, heat[:, None], answer, batch_size, others=others)
 
 
-def _places(order: Tensor) -> Tensor:
-    """The place of each position in the order of removal."""
-    count = torch.arange(order.shape[1]).expand_as(order)
-    return torch.empty_like(order).scatter_(1, order, count)
+def _answer(
+    model: Any, inputs: Tensor, fill: Tensor, ready: Callable[[Tensor], Tensor] | None = None
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """The logits of some inputs, on the model's device, in which what is gone is ``fill``, made
+    ``ready`` for the model."""
+    device, dtype = place_of(model, inputs)
 
+    def answer(at: Tensor, gone: Tensor) -> Tensor:
+        given = inputs[at.to(inputs.device)].detach().to(device, dtype)
+        left = torch.where(gone.to(device), fill.to(given), given)
+        return logits_of(model, left if ready is None else ready(left))
 
-class _Left:
-    """What is left of inputs, on the model's device, when the first tenths of their positions, in
-    the order of their ``place``, have gone to ``fill``."""
-
-    def __init__(
-        self, model: Any, inputs: Tensor, like: Tensor, place: Tensor, fill: Tensor
-    ) -> None:
-        self.inputs, self.like, self.place = inputs, like.shape[1:], place
-        (self.device, self.dtype), self.fill = place_of(model, inputs), fill
-
-    def __call__(self, at: Tensor, removed: Tensor) -> Tensor:
-        gone = self.place[at] < self.place.shape[1] * removed[:, None] // STEPS
-        given = self.inputs[at.to(self.inputs.device)].detach().to(self.device, self.dtype)
-        gone = gone.view(-1, *self.like).to(self.device)
-        return torch.where(gone, self.fill.to(given), given)
+    return answer
 
 
 @guarded
@@ -283,14 +277,8 @@ class InputPerturbation(_Perturbation):
         except RuntimeError:
             fact = f"removal has the shape {list(fill.shape)}, a sample {list(inputs.shape[1:])}"
             raise OptionError(f"{fact}: a number, or what broadcasts to a sample") from None
-        flat = heat.flatten(1)
-        left = _Left(model, inputs, heat, _places(self._ranked(flat)), fill)
-
-        def seen(at: Tensor, removed: Tensor) -> Tensor:
-            return logits_of(model, left(at, removed))
-
-        truth = labels_for(labels, len(inputs))
-        return self._measured(model, maps, truth, batch_size, seen, flat, others)
+        answer = _answer(model, inputs, fill)
+        return self._measured(model, maps, labels, heat, answer, batch_size, others=others)
 
 
 def _heat(images: Tensor, maps: Explanation | Tensor) -> Tensor:
@@ -358,22 +346,13 @@ class TextPerturbation(_Perturbation):
         ids, values, removable = text_of(inputs, scores, content)
         if self.removal == "mask" and "attention_mask" not in inputs:
             raise InputError("removal='mask' needs an attention_mask among the inputs")
-        truth, order = labels_for(labels, len(ids)), self._ranked(values).cpu()
-        # in the order of removal, the content tokens only: the n-th of them, counted from 0
-        kept = removable.gather(1, order)
-        place = torch.empty_like(order).scatter_(1, order, kept.cumsum(1) - 1)
-        count = removable.sum(1, keepdim=True)
         device, _ = place_of(model, ids)
+        changed = "attention_mask" if self.removal == "mask" else "input_ids"
+        fill = 0 if isinstance(self.removal, str) else self.removal
 
-        def seen(at: Tensor, removed: Tensor) -> Tensor:
-            here = place[at] < count[at] * removed[:, None] // STEPS
-            gone = (removable[at] & here).to(device)
+        def answer(at: Tensor, gone: Tensor) -> Tensor:
             named = {name: value[at.to(value.device)].to(device) for name, value in inputs.items()}
-            if isinstance(self.removal, str):
-                named["attention_mask"] = named["attention_mask"].masked_fill(gone, 0)
-            else:
-                named["input_ids"] = named["input_ids"].masked_fill(gone, self.removal)
+            named[changed] = named[changed].masked_fill(gone.to(device), fill)
             return logits_of(model, **named)
 
-        of_words = (v[k] for v, k in zip(values, removable, strict=True))
-        return self._measured(model, scores, truth, batch_size, seen, of_words)
+        return self._measured(model, scores, labels, values, answer, batch_size, content=removable)

@@ -34,17 +34,12 @@ class _Perturbed:
             given = f"samples={self.samples}, radius={self.radius}"
             raise OptionError(f"{given}: at least 1, and more than 0")
 
-    def _noise(self, draw: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
-        """Noise for a batch in which each sample stands ``samples`` times in a row: the same draws
-        for every sample, so that none depends on its batch."""
-        generator = torch.Generator().manual_seed(self.seed)
-
-        def noise(rows: Tensor) -> Tensor:
-            shape = (self.samples, *rows.shape[1:])
-            drawn = draw(shape, generator=generator, dtype=torch.float64).to(rows)
-            return drawn.repeat(len(rows) // self.samples, *(1 for _ in rows.shape[1:]))
-
-        return noise
+    def _noise(self, draw: Callable[..., Tensor], rows: Tensor, scale: float = 1.0) -> Tensor:
+        """Noise for rows in which each sample stands ``samples`` times, one after the other: the
+        same draws for every sample, so that none depends on its batch."""
+        generator, shape = torch.Generator().manual_seed(self.seed), (self.samples, *rows.shape[1:])
+        drawn = scale * draw(shape, generator=generator, dtype=torch.float64)
+        return drawn.to(rows).repeat(len(rows) // self.samples, *(1 for _ in rows.shape[1:]))
 
 
 @guarded
@@ -76,19 +71,14 @@ class Infidelity(_Perturbed):
         even = map_of(inputs, maps)
         values = even.expand(inputs.shape) * (even[0].numel() / inputs[0].numel())
         classes, (device, _) = labels_for(target, len(inputs)), place_of(model, inputs)
-        noise = self._noise(lambda *a, **k: self.radius * torch.randn(*a, **k))
 
         def perturbed(rows: Tensor) -> tuple[Tensor, Tensor]:
-            drawn = noise(rows)
+            drawn = self._noise(torch.randn, rows, self.radius)
             return drawn, rows - drawn
 
         def chosen(rows: Tensor, of: Tensor) -> Tensor:
-            return (
-                logits_of(model, rows.to(device))
-                .double()
-                .gather(1, of[:, None])[:, 0]
-                .to(rows.device)
-            )
+            logits = logits_of(model, rows.to(device)).double()
+            return logits.gather(1, of[:, None])[:, 0].to(rows.device)
 
         with torch.no_grad():
             found: Tensor = _captum("infidelity")(
@@ -122,10 +112,10 @@ class MaxSensitivity(_Perturbed):
         """(batch,), float64. ``explain``: a function of inputs and their classes (n,) that gives
         their maps, an ``Explanation`` or a tensor (n, ...)."""
         check_floating(inputs)
-        classes, uniform = labels_for(target, len(inputs)), self._noise(torch.rand)
+        classes = labels_for(target, len(inputs))
 
         def moved(rows: Tensor, radius: float) -> tuple[Tensor]:
-            return (rows + radius * (2 * uniform(rows) - 1),)
+            return (rows + radius * (2 * self._noise(torch.rand, rows) - 1),)
 
         def maps(rows: tuple[Tensor]) -> tuple[Tensor]:
             found = explain(rows[0], classes.repeat_interleave(len(rows[0]) // len(classes)))

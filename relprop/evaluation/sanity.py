@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from relprop.api.explain import trace
 from relprop.api.rounding import rank_correlation
 from relprop.error_boundary import guarded
-from relprop.errors import InputError, OptionError, UndefinedValueWarning, warn
-from relprop.evaluation.base import bools, finite
+from relprop.errors import InputError, OptionError
+from relprop.evaluation.base import bools, finite, warn_of_nan
 from relprop.explanation import Explanation
 from relprop.tracer.program import Program
 
@@ -136,13 +136,7 @@ class ClassSensitivity:
         """(batch,), float64, in [−1, 1]. ``maps`` and ``others``: the same samples for two classes,
         explanations or tensors (batch, ...). Raises ``InputError``."""
         found = _correlations(_compared(maps, content), _compared(others, content))
-        if undefined := int(found.isnan().sum()):
-            warn(
-                UndefinedValueWarning(
-                    f"class sensitivity is not defined for {undefined} of {len(found)} "
-                    "samples: one of their maps is constant; their value is NaN"
-                )
-            )
+        warn_of_nan(self.name, found.isnan(), "one of their maps is constant")
         return found
 
 

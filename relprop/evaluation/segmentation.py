@@ -173,17 +173,13 @@ class Segmentation:
 def _check_masks(maps: Tensor, masks: Tensor) -> None:
     if maps.shape != masks.shape:
         same = maps.shape[0] == masks.shape[0]
-        then = "relprop.evaluation.upsampled(maps, masks.shape[1:])   # maps of patches"
-        raise InputError(
-            f"maps are {list(maps.shape)}, masks {list(masks.shape)}: a mask for every map, of its "
-            "size, is needed",
-            then=[then] if same else [],
-        )
+        then = ["relprop.evaluation.upsampled(maps, masks.shape[1:])   # maps of patches"]
+        given = f"maps are {list(maps.shape)}, masks {list(masks.shape)}"
+        fact = f"{given}: a mask for every map, of its size, is needed"
+        raise InputError(fact, then=then if same else [])
     if ((masks < IGNORE) | (masks > 1)).any():
-        raise InputError(
-            f"masks: labels are {masks.unique().tolist()}; 1 (foreground), 0 (background) and −1 "
-            "(ignored) are known"
-        )
+        given = f"masks: labels are {masks.unique().tolist()}"
+        raise InputError(f"{given}; 1 (foreground), 0 (background) and −1 (ignored) are known")
     if (empty := (masks == IGNORE).flatten(1).all(1)).any():
         raise InputError(f"masks: no pixel of image {int(empty.int().argmax())} is labelled")
 

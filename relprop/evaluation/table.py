@@ -122,17 +122,19 @@ class Numbers:
         if len(rows) < 2 or not all(self.says(r, column) for r in rows):
             return None
         one, two = (self.tables[r.name, column.measure.name] for r in rows)
-        return paired(one, two, column.statistic, draws)
+        return interval(column.statistic, draws, one, two)
 
     def cell(self, row: Entry, column: Column, draws: int = 2000) -> Cell | None:
         """A row's number in a column with its interval; ``None`` where it says nothing."""
         if not self.says(row, column):
             return None
         if (at := (row.name, column.name, draws)) not in self.memo:
-            name = column.measure.name
-            floor = None if row.name == RANDOM.name else self.tables.get((RANDOM.name, name))
-            found = self.tables[row.name, name]
-            self.memo[at] = _cell(found, floor, column.statistic, draws)
+            name, statistic = column.measure.name, column.statistic
+            found, floor = self.tables[row.name, name], self.tables.get((RANDOM.name, name))
+            mine = interval(statistic, draws, found)
+            alone = floor is None or row.name == RANDOM.name
+            above = None if alone else interval(statistic, draws, found, floor)
+            self.memo[at] = None if mine is None else Cell(mine, above)
         return self.memo[at]
 
 
@@ -146,25 +148,18 @@ def _named(kind: str, wanted: Sequence[str], there: Mapping[str, Named]) -> list
     return [there[name] for name in wanted]
 
 
-def _cell(found: Tensor, floor: Tensor | None, statistic: Statistic, draws: int) -> Cell | None:
+def interval(
+    statistic: Statistic, draws: int, one: Tensor, two: Tensor | None = None
+) -> Interval | None:
+    """A statistic of one table of samples, less that of another of the same samples if there is
+    one; ``None`` of fewer than two."""
     if statistic.values is not None:
-        values = statistic.values(found)
-        kept = ~values.isnan()
-        if int(kept.sum()) < 2:
-            return None
-        mine = bootstrap(statistic.scale * values[kept], draws)
-    else:
-        mine = bootstrap(found, draws, statistic=statistic.of)
-    return Cell(mine, None if floor is None else paired(found, floor, statistic, draws))
-
-
-def paired(one: Tensor, two: Tensor, statistic: Statistic, draws: int) -> Interval | None:
-    """A statistic of one table of samples less that of another of the same samples; ``None`` of
-    fewer than two."""
-    if statistic.values is not None:
-        difference = statistic.values(one) - statistic.values(two)
-        known = difference[~difference.isnan()]
+        values = statistic.values(one)
+        values = values if two is None else values - statistic.values(two)
+        known = values[~values.isnan()]
         return bootstrap(statistic.scale * known, draws) if len(known) > 1 else None
+    if two is None:
+        return bootstrap(one, draws, statistic=statistic.of)
     width = one.shape[1]
 
     def above(both: Tensor) -> float:
@@ -258,10 +253,8 @@ class Table:
         worse = [row for row, cell in there.items() if cell.worse_than_random(up)]
         notes = []
         if alike and column.statistic.name == column.measure.statistics[0].name:
-            notes.append(
-                f"On these samples {column.name} cannot tell {', '.join(alike)} from "
-                "random (°: the interval of the paired difference holds 0)."
-            )
+            fact = f"On these samples {column.name} cannot tell {', '.join(alike)} from random"
+            notes.append(f"{fact} (°: the interval of the paired difference holds 0).")
         if worse:
             notes.append(f"{column.name} finds random better than {', '.join(worse)}.")
         return notes

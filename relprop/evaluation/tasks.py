@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -15,17 +15,17 @@ from relprop.data import Sample, Source
 from relprop.errors import InputError, OptionError, RelpropError, RelpropWarning, first_line
 from relprop.evaluation.base import answering, logits_of, without
 from relprop.evaluation.entries import Entry
-from relprop.evaluation.measures import (
-    Batch,
-    Maps,
-    Measure,
-)
-from relprop.evaluation.pairs import Pair, by_count, grids
+from relprop.evaluation.measures import Batch, Maps, Measure
 from relprop.explanation import Explanation
 from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions
 from relprop.runs.explaining import model_classes
 from relprop.runs.fingerprints import of_model
+
+#: A sample of a batch, and a class of which a map is wanted.
+Pair = tuple[int, int]
+#: Some samples of a batch, and targets of which maps are wanted.
+Group = tuple[list[int], list[Tensor]]
 
 
 def unchanged(images: Tensor) -> Tensor:
@@ -89,9 +89,24 @@ class Task:
         """Samples as the model takes them."""
         raise NotImplementedError
 
-    def batch(self, indices: Sequence[int]) -> Batch:
-        """These samples as the model takes them, with its answers. Raises ``InputError``."""
+    def parts(self, samples: Sequence[Sample], inputs: Any) -> dict[str, Any]:
+        """What measures need of samples beside the ``inputs`` made of them. Raises
+        ``InputError``."""
         raise NotImplementedError
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """These samples as the model takes them, with its answers: predicted are classes that may
+        be chosen. Raises ``InputError``."""
+        samples = self.samples(indices)
+        inputs = self.inputs(samples)
+        parts, named = self.parts(samples, inputs), isinstance(inputs, Mapping)
+        inputs = dict(inputs) if named else inputs
+        with answering(self.model):
+            logits = logits_of(self.model, **inputs) if named else logits_of(self.model, inputs)
+        labels = [sample.label for sample in samples]
+        known = None if None in labels else torch.tensor(labels)
+        predicted = without(logits, [sample.others for sample in samples]).argmax(1)
+        return Batch(tuple(indices), samples, inputs, predicted, known, logits, parts)
 
     def scores(self, e: Explanation, batch: Batch) -> Tensor:
         """An explanation as this task's maps."""
@@ -116,67 +131,53 @@ class Task:
     def maps(self, batch: Batch, rows: Sequence[Entry]) -> list[Maps | RelpropError]:
         """Of every row the maps of all classes that the measures ask for, or why the method is not
         defined for this model."""
-        listed = [classes for measure in self.measures for classes in measure.classes(batch)]
-        wanted = dict.fromkeys((i, int(c)) for classes in listed for i, c in enumerate(classes))
-        pairs = by_count(list(wanted))
-        found: dict[str, Maps | RelpropError] = {}
+        wanted = [dict[int, None]() for _ in batch.samples]
+        for classes in (c for measure in self.measures for c in measure.classes(batch)):
+            for own, c in zip(wanted, map(int, classes), strict=True):
+                own[c] = None
+        once = [(list(range(len(wanted))), [batch.main()])]
+        maps: dict[str, Maps | RelpropError] = {}
         for specific in (True, False):  # class-specific: every pair; others: each sample once
+            groups = list(_groups(wanted)) if specific else once
+            targets = [(own, target.tolist()) for own, classes in groups for target in classes]
+            pairs = [pair for own, target in targets for pair in zip(own, target, strict=True)]
+            where = {pair: n for n, pair in enumerate(pairs)} if specific else None
             mine = [row for row in rows if row.class_specific is specific]
-            values = self.values(batch, mine, pairs if specific else None)
-            for row, each in zip(mine, values, strict=True):
-                if isinstance(each, RelpropError):
-                    found[row.name] = each
-                else:
-                    again = partial(self.again, batch, row)
-                    places = {pair: n for n, pair in enumerate(pairs)} if specific else None
-                    found[row.name] = Maps(each, places, again)
-        return [found[row.name] for row in rows]
+            for row, each in zip(mine, self._values(batch, mine, groups, pairs), strict=True):
+                again = partial(self.again, batch, row)
+                maps[row.name] = (
+                    each if isinstance(each, RelpropError) else Maps(each, where, again)
+                )
+        return [maps[row.name] for row in rows]
 
-    def values(
-        self, batch: Batch, rows: Sequence[Entry], pairs: Sequence[Pair] | None
-    ) -> list[Tensor | RelpropError]:
-        """The maps of rows for (sample, class) pairs, ordered ``by_count``, or of each sample
-        once; methods that relprop knows together."""
+    def _values(
+        self, batch: Batch, rows: Sequence[Entry], groups: Sequence[Group], pairs: Sequence[Pair]
+    ) -> Iterator[Tensor | RelpropError]:
+        """The maps of rows for (sample, class) pairs; methods that relprop knows together, each
+        class of a group a target of one forward pass."""
         known = [row for row in rows if row.call is not None]
-        each = self._of_pairs(batch, known, pairs) if known else []
-        by_name = {row.name: values for row, values in zip(known, each, strict=True)}
-        inputs, target = batch.inputs, batch.main()
-        if pairs is not None:
-            inputs = _rows(inputs, [i for i, _ in pairs])
-            target = torch.tensor([c for _, c in pairs])
+        parts = [
+            self._of_targets(batch, known, self.model, _rows(batch.inputs, own), targets)
+            for own, targets in groups
+            if known
+        ]
+        of_groups = zip(*parts, strict=True)
+        inputs = _rows(batch.inputs, [i for i, _ in pairs])
+        target = torch.tensor([c for _, c in pairs])
         for row in rows:
             if row.call is None:
-                by_name[row.name] = self.again(batch, row, self.model, inputs, target)
-        return [by_name[row.name] for row in rows]
-
-    def _of_pairs(
-        self, batch: Batch, rows: Sequence[Entry], pairs: Sequence[Pair] | None
-    ) -> list[Tensor | RelpropError]:
-        """The maps of methods that relprop knows: samples of which equally many classes are wanted
-        go together, each class a target of one forward pass."""
-        if pairs is None:
-            return self.defined(batch, rows, self.model, batch.inputs, batch.main())
-        parts = []
-        for samples, classes in grids(pairs):
-            inputs = _rows(batch.inputs, samples)
-            parts.append(self._of_targets(batch, rows, self.model, inputs, classes))
-        return [
-            next((e for e in each if isinstance(e, RelpropError)), None)
-            or torch.cat([t for t in each if isinstance(t, Tensor)])
-            for each in zip(*parts, strict=True)
-        ]
-
-    def defined(
-        self, batch: Batch, rows: Sequence[Entry], model: Any, inputs: Any, target: Tensor
-    ) -> list[Tensor | RelpropError]:
-        """The maps of methods that relprop knows, from one forward pass and one gradient, or why
-        one is not defined here."""
-        return self._of_targets(batch, rows, model, inputs, [target])
+                yield self.again(batch, row, self.model, inputs, target)
+            else:
+                each = next(of_groups)
+                refused = next((e for e in each if isinstance(e, RelpropError)), None)
+                yield refused or torch.cat([t for t in each if isinstance(t, Tensor)])
 
     def _of_targets(
         self, batch: Batch, rows: Sequence[Entry], model: Any, inputs: Any, targets: list[Tensor]
     ) -> list[Tensor | RelpropError]:
-        """The same for several targets, one after the other along the first axis."""
+        """The maps of methods that relprop knows, from one forward pass and one gradient, or why
+        one is not defined here; for several targets one after the other along the first
+        axis."""
         refused: dict[int, RelpropError] = {}
         calls = [replace(row.call, ledger=False) for row in rows if row.call is not None]
         found = ask(model, inputs, targets, calls, Conditions(), refused)
@@ -191,7 +192,7 @@ class Task:
         """One row's maps of any inputs of a batch's samples, for one class each; a floor's are
         those of its samples, several times if there are more inputs."""
         if row.call is not None:
-            values = self.defined(batch, [row], model, inputs, target)[0]
+            values = self._of_targets(batch, [row], model, inputs, [target])[0]
             if isinstance(values, RelpropError):
                 raise values
             return values
@@ -220,16 +221,13 @@ class Task:
         generators = (torch.Generator().manual_seed(seed) for seed in seeds)
         return torch.stack([torch.rand(*shape, generator=g) for g in generators])
 
-    def answers(
-        self, inputs: Any, samples: Sequence[Sample]
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Logits, predicted classes (of those that may be chosen) and labels."""
-        named = isinstance(inputs, Mapping)
-        with answering(self.model):
-            logits = logits_of(self.model, **inputs) if named else logits_of(self.model, inputs)
-        labels = [sample.label for sample in samples]
-        known = None if None in labels else torch.tensor(labels)
-        return logits, without(logits, [sample.others for sample in samples]).argmax(1), known
+
+def _groups(wanted: Sequence[Collection[int]]) -> Iterator[Group]:
+    """From the classes wanted of each sample, samples of which equally many are wanted, and
+    these classes: a target each."""
+    for n in sorted({len(classes) for classes in wanted if classes}):
+        some = [i for i, classes in enumerate(wanted) if len(classes) == n]
+        yield some, [torch.tensor(c) for c in zip(*(wanted[i] for i in some), strict=True)]
 
 
 def _rows(inputs: Any, rows: list[int]) -> Any:

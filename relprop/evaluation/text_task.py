@@ -74,19 +74,14 @@ class TextTask(Task):
         (group,) = self.texts.groups(samples, self.model)
         return group.inputs
 
-    def batch(self, indices: Sequence[int]) -> Batch:
-        samples = self.samples(indices)
-        encoding = self.inputs(samples)
+    def parts(self, samples: Sequence[Sample], inputs: Any) -> dict[str, Any]:
         given = [_words(s.inputs) if s.words is None else s.words for s in samples]
-        pieces = [word_pieces(words, encoding, row) for row, words in enumerate(given)]
-        special = torch.tensor([record.special_tokens_mask for record in encoding.encodings]).bool()
+        pieces = [word_pieces(words, inputs, row) for row, words in enumerate(given)]
+        special = torch.tensor([record.special_tokens_mask for record in inputs.encodings]).bool()
         own = [_apart(found) for found in pieces]
         if empty := [sample.key for sample, words in zip(samples, own, strict=True) if not words]:
             raise InputError(f"text {empty[0]!r} has no words that the model sees")
-        inputs = dict(encoding)
-        logits, predicted, labels = self.answers(inputs, samples)
-        parts = {"content": ~special, "pieces": pieces, "words": own}
-        return Batch(tuple(indices), samples, inputs, predicted, labels, logits, parts)
+        return {"content": ~special, "pieces": pieces, "words": own}
 
     def scores(self, e: Explanation, batch: Batch) -> Tensor:
         return e["input_ids"].scores.cpu()

@@ -20,10 +20,10 @@ from relprop.evaluation.base import Interval
 from relprop.evaluation.entries import Entry
 from relprop.evaluation.image_task import ImageTask
 from relprop.evaluation.measures import Measure
-from relprop.evaluation.table import ENOUGH, Column, Numbers, paired
+from relprop.evaluation.table import ENOUGH, Column, Numbers, interval
 from relprop.evaluation.tasks import Task
 from relprop.evaluation.text_task import TextTask
-from relprop.evaluation.work import EvaluationWork, numbers
+from relprop.evaluation.work import measured_numbers
 from relprop.methods import method_named
 from relprop.rules import PRESETS, epsilon, gamma
 from relprop.runner.fusion import FUSIONS
@@ -112,7 +112,8 @@ def tune(
         raise OptionError(fact)
     if not isinstance(metric, str) and not hasattr(metric, "statistics"):
         raise OptionError(f"metric={metric!r}: a column's name, or a measure")
-    measure, statistic = _named(metric)
+    named: Any = metric.partition(": ") if isinstance(metric, str) else (metric, "", "")
+    measure, _, statistic = named  # of which statistic: of none, the first
     task: Task = (
         ImageTask(model, data, (measure,))
         if data.kind == "image"
@@ -123,36 +124,19 @@ def tune(
         raise OptionError(f"tune(method={method!r}): it has no heads, layers, γ or ε to choose")
     drawn = random.Random(seed).sample(list(settings)[1:], min(len(settings), evaluations) - 1)
     tried = {name: settings[name] for name in (DEFAULTS, *drawn)}
-    rows = [_row(method, name, options) for name, options in tried.items()]
+    rows = [
+        Entry(name, Question(method, {k: v for k, v in o.items() if k != "rules"}, o.get("rules")))
+        for name, o in tried.items()
+    ]
     columns = [Column(task.measures[0], s) for s in task.measures[0].statistics]
     column = next((c for c in columns if c.statistic.name == statistic), None)
     if statistic and column is None:
         fact = f"metric={metric!r}: {columns[0].measure.name} has no {statistic!r}"
         raise OptionError(fact, then=[f"metric={c.name!r}" for c in columns])
-    work = EvaluationWork(task, rows, samples)
-    found = numbers(task, rows, _lines(work))
+    found = measured_numbers(task, rows, samples)
     if why := found.refused.get(DEFAULTS):
         raise OptionError(f"tune(method={method!r}): {why}")
     return _cross_validated(found, method, tried, column or columns[0])
-
-
-def _named(metric: Measure | str) -> tuple[Measure | str, str]:
-    """A measure, and which of its statistics (``""``: the first)."""
-    if not isinstance(metric, str):
-        return metric, ""
-    name, _, statistic = metric.partition(": ")
-    return name, statistic
-
-
-def _row(method: str, name: str, options: Mapping[str, Any]) -> Entry:
-    plain = {k: v for k, v in options.items() if k != "rules"}
-    return Entry(name, Question(method, plain, options.get("rules")))
-
-
-def _lines(work: EvaluationWork, at_once: int = 50) -> Iterator[tuple[int, Any]]:
-    for first in range(0, len(work), at_once):
-        for record in work(range(first, min(first + at_once, len(work)))):
-            yield from ((record.index, row) for row in record.rows)
 
 
 def _cross_validated(
@@ -183,7 +167,7 @@ def _cross_validated(
     tuned = plain.clone()
     for own, other in zip(chosen, reversed(folds), strict=True):
         tuned[other] = tables[own][other]
-    gain = paired(tuned, plain, column.statistic, 2000)
+    gain = interval(column.statistic, 2000, tuned, plain)
     if gain is None:
         raise OptionError(f"{column.name} is not defined on two of these samples")
     if sign < 0:

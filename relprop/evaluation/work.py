@@ -3,7 +3,7 @@ table is made of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ import torch
 from relprop.error_boundary import guarded
 from relprop.errors import RelpropError
 from relprop.evaluation.entries import Entry
-from relprop.evaluation.measures import Batch, Maps, Measure
+from relprop.evaluation.measures import Measure
 from relprop.evaluation.table import Numbers
 from relprop.evaluation.tasks import Task
 from relprop.runner.conditions import Conditions
@@ -65,7 +65,13 @@ class EvaluationWork:
         batch = self.task.batch(indices)
         lines: list[list[dict[str, Any]]] = [[] for _ in indices]
         for row, maps in zip(self.rows, self.task.maps(batch, self.rows), strict=True):
-            for measure, refused, values in self._numbers(batch, row, maps):
+            made: list[tuple[str, str, list[Any]]]
+            if isinstance(maps, RelpropError):
+                made = [("", str(maps), [[] for _ in indices])]
+            else:
+                some = (m for m in self.task.measures if measured(row, m))
+                made = [(m.name, "", m(self.task, batch, maps).tolist()) for m in some]
+            for measure, refused, values in made:
                 named = {"method": row.name, "measure": measure, "refused": refused}
                 for line, own in zip(lines, values, strict=True):
                     line.append({**named, "values": own})
@@ -73,17 +79,6 @@ class EvaluationWork:
             Record(i, sample.key, tuple(line))
             for i, sample, line in zip(indices, batch.samples, lines, strict=True)
         ]
-
-    def _numbers(
-        self, batch: Batch, row: Entry, maps: Maps | RelpropError
-    ) -> Iterator[tuple[str, str, list[list[float]]]]:
-        """A row's measures by name, why there is none, and each sample's numbers."""
-        if isinstance(maps, RelpropError):
-            yield "", str(maps), [[] for _ in batch.samples]
-            return
-        for measure in self.task.measures:
-            if measured(row, measure):
-                yield measure.name, "", measure(self.task, batch, maps).tolist()
 
 
 def measured(row: Entry, measure: Measure) -> bool:
@@ -111,6 +106,18 @@ def numbers(
         ordered = [v for _, v in sorted(found, key=lambda pair: pair[0])]
         tables[at] = torch.tensor(ordered, dtype=torch.float64)
     return Numbers(tuple(rows), task.measures, tables, refused)
+
+
+def measured_numbers(
+    task: Task, rows: Sequence[Entry], samples: int | None, batch_size: int = 50
+) -> Numbers:
+    """The numbers of the first ``samples`` (``None``: all), in memory, ``batch_size`` at a
+    time."""
+    work = EvaluationWork(task, rows, samples)
+    every = range(len(work))
+    batches = (work(every[first : first + batch_size]) for first in every[::batch_size])
+    lines = ((record.index, row) for made in batches for record in made for row in record.rows)
+    return numbers(task, rows, lines)
 
 
 def read_numbers(task: Task, rows: Sequence[Entry], folder: Path) -> Numbers:

@@ -100,7 +100,8 @@ class Subject:
         alone = Alone(copy.deepcopy(called).double() if module else called, given, keywords).eval()
         per_sample = [_wide(_varied(given[i])) for i in alone.places]
         bound = bind(tuple(per_sample))
-        explained = [n for n, t in zip(bound.names, bound.tensors, strict=True) if _floats(t)]
+        named = zip(bound.names, bound.tensors, strict=True)
+        explained = [name for name, tensor in named if tensor.is_floating_point()]
         key = type(called) if module else called
         rules = replace(PAPER.with_rule(key, rule), fixed=True)  # whatever else is registered
         how = Conditions(explain_inputs=explained)
@@ -129,7 +130,7 @@ class Subject:
 
     def with_inputs(self, change: Callable[[Tensor], Tensor]) -> Subject:
         """The same on other numbers: ``change`` of every floating input."""
-        tensors = tuple(change(t) if _floats(t) else t for t in self.inputs.tensors)
+        tensors = tuple(change(t) if t.is_floating_point() else t for t in self.inputs.tensors)
         return Subject(self.session, self.plan, bind(tensors), self.rule)
 
     def values(self) -> Values:
@@ -139,14 +140,13 @@ class Subject:
         done = forward(self.session.program, self.session.model, self.inputs, kept)
         return {n: detached(v) for n, v in (done.values | done.watched).items()}
 
-    def starts(self, values: Values, seed: int = 0) -> dict[fx.Node, Tensor]:
+    def starts(self, values: Values) -> dict[fx.Node, Tensor]:
         """Relevance of both signs at every output, another for each sample."""
-        generator = torch.Generator().manual_seed(seed)
-        found = {}
-        for node in self.plan.starts:
-            like = values[node]
-            found[node] = torch.randn(like.shape, generator=generator, dtype=torch.float64)
-        return found
+        generator = torch.Generator().manual_seed(0)
+        return {
+            node: torch.randn(values[node].shape, generator=generator, dtype=torch.float64)
+            for node in self.plan.starts
+        }
 
     def walk(self, values: Values, starts: Mapping[fx.Node, Tensor]) -> Walk:
         """The relevance pass."""
@@ -172,10 +172,6 @@ class Subject:
             scalars = sum((o * g).flatten(1).sum(1) for o, g in ends)
         found = done.gradients(scalars, leaves, again=False)
         return {n: values[n] * g for n, g in found.items()}
-
-
-def _floats(tensor: Tensor) -> bool:
-    return tensor.is_floating_point()
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,11 +11,6 @@ from torch import Tensor, nn
 Arguments = tuple[Any, ...]
 #: How large a drawn axis is at most, and how many numbers of a tensor are shown.
 LONGEST, SHOWN = 4, 12
-
-
-def is_there() -> bool:
-    """Whether Hypothesis is installed."""
-    return importlib.util.find_spec("hypothesis") is not None
 
 
 def smallest(
@@ -45,7 +39,8 @@ def smallest(
             return False
         return True
 
-    free = [n for n in _lengths(given) if runs(tuple(_resized(g, {n: n + 1}) for g in given))]
+    lengths = sorted({n for g in given if isinstance(g, Tensor) for n in g.shape})
+    free = [n for n in lengths if runs(tuple(_resized(g, {n: n + 1}) for g in given))]
     plain = [i for i, g in enumerate(given) if _is_drawn(g) and not isinstance(g, nn.Parameter)]
 
     @st.composite
@@ -77,12 +72,8 @@ def smallest(
         return None
 
 
-def shown(arguments: Arguments) -> str:
-    """A call's arguments, with the numbers of small tensors."""
-    return ", ".join(_shown(a) for a in arguments)
-
-
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """An argument of a call, with the numbers of a small tensor."""
     if not isinstance(value, Tensor):
         return repr(value)
     kind = "parameter" if isinstance(value, nn.Parameter) else "tensor"
@@ -92,11 +83,6 @@ def _shown(value: Any) -> str:
 
 def _is_drawn(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
-
-
-def _lengths(given: Arguments) -> list[int]:
-    """The lengths of axes, each once."""
-    return sorted({n for g in given if isinstance(g, Tensor) for n in g.shape})
 
 
 def _resized(value: Any, sizes: Mapping[int, int]) -> Any:

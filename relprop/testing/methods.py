@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from relprop.api.explain import explain
 from relprop.errors import RelpropError
@@ -69,7 +69,7 @@ def check_method(
     then = "no sum, mean or maximum may go over the first axis, and no padding may count"
     examination.law("batch-exact", off <= EXACT, fact, then)
     _what_it_says(examination, by, found, _apart(found, rival))
-    changed = [n for n, p in model.state_dict().items() if not _same(p, before[n])]
+    changed = [n for n, p in model.state_dict().items() if not torch.equal(p.detach(), before[n])]
     fact = f"it changed {', '.join(changed[:3])}"
     examination.law("leaves the model", not changed, fact, "work on copies: tensor.clone()")
     return examination.end()
@@ -83,11 +83,9 @@ def _what_it_says(
     then = "register(..., signed=True), or .clamp(min=0)"
     examination.law("signed as said", by.signed or least >= 0, fact, then)
     differ = classes_apart > EXACT
-    fact = "it is said to be class-specific, and two classes have the same scores"
-    then = "register(..., class_specific=False)"
-    if differ:
-        fact = "it is said not to be class-specific, and two classes have different scores"
-        then = "register(..., class_specific=True)"
+    said, seen = ("to be", "the same") if by.class_specific else ("not to be", "different")
+    fact = f"it is said {said} class-specific, and two classes have {seen} scores"
+    then = f"register(..., class_specific={differ})"
     examination.law("class-specific as said", by.class_specific is differ, fact, then)
 
 
@@ -110,7 +108,3 @@ def _apart(found: Explanation, other: Explanation, *, sample: int | None = None)
         scale = float(mine.abs().max()) or 1.0
         worst = max(worst, float((mine - theirs).abs().max()) / scale)
     return worst
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.detach(), other)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,15 +61,12 @@ def check_rule(
     rule 'carry' on aten.gelu: taken, runs, leaves its inputs, hands on, finite, conserving, homogeneous, repeatable, batch-exact, row-wise, gradient form
     """  # noqa: E501
     own = Rule.ensure(rule)
-
-    def examined(given: tuple[Any, ...]) -> Examination:
-        return _examined(own, op_or_module, given, keywords, conserving=conserving)
-
+    examined = partial(_examined, own, op_or_module, keywords, conserving)
     examination = examined(inputs)
     broken = {fault.law for fault in examination.faults}
     if not draws or "taken" in broken:
         return examination.end()
-    if not drawn.is_there():
+    if importlib.util.find_spec("hypothesis") is None:
         examination.notes.append("no other calls were drawn: hypothesis is not installed")
         return examination.end()
 
@@ -75,28 +74,27 @@ def check_rule(
         faults = {fault.law for fault in examined(given).faults}
         return bool(faults & broken if broken else faults - {"taken"})
 
-    called = copy.deepcopy(op_or_module).double() if _is_module(op_or_module) else op_or_module
+    module = isinstance(op_or_module, nn.Module)
+    called = copy.deepcopy(op_or_module).double() if module else op_or_module
     with torch.no_grad():
         found = drawn.smallest(called, inputs, keywords, breaks, draws)
     if found is None:
         return examination.end()
-    examination.faults = [
-        replace(fault, fact=f"{fault.fact}\n    of  {drawn.shown(found)}")
-        for fault in examined(found).faults
-    ]
+    of, faults = f"\n    of  {', '.join(map(drawn.shown, found))}", examined(found).faults
+    examination.faults = [replace(fault, fact=f"{fault.fact}{of}") for fault in faults]
     return examination.end()
 
 
 def _examined(
     rule: Rule,
     op_or_module: Any,
-    inputs: tuple[Any, ...],
     keywords: Mapping[str, Any],
-    *,
     conserving: bool,
+    inputs: tuple[Any, ...],
 ) -> Examination:
     """One call, law by law."""
-    called = type(op_or_module).__name__ if _is_module(op_or_module) else str(op_or_module)
+    module = isinstance(op_or_module, nn.Module)
+    called = type(op_or_module).__name__ if module else str(op_or_module)
     examination = Examination(f"rule {rule.name!r} on {called}")
     if isinstance(op_or_module, type):
         fact = f"{called} is a class: nothing can be called"
@@ -107,10 +105,6 @@ def _examined(
         if _is_taken(examination, subject, called):
             _examine(examination, subject, conserving=conserving)
     return examination
-
-
-def _is_module(called: Any) -> bool:
-    return isinstance(called, nn.Module)
 
 
 def _is_taken(examination: Examination, subject: Subject, called: str) -> bool:
@@ -129,9 +123,10 @@ def _examine(examination: Examination, subject: Subject, *, conserving: bool) ->
     starts = subject.starts(values)
     before = {n: v.clone() for n, v in floating(values).items()}
     one = subject.alone(values, 0)
-    single = _tried(examination, "runs", lambda: subject.walk(one, _part(starts, 0)), "")
-    if single is None:
+    then = "return one tensor, one share per operand, or a Split (docs/write-a-rule.md)"
+    if _tried(examination, "runs", lambda: subject.walk(one, _part(starts, 0)), then) is None:
         return
+    examination.law("runs", True)
     changed = any(not torch.equal(before[n], v) for n, v in floating(values).items())
     fact = "it writes into the tensors it is given, which belong to the model's run"
     then = "compute new tensors: x * 2, not x.mul_(2)"
@@ -149,20 +144,15 @@ def _examine(examination: Examination, subject: Subject, *, conserving: bool) ->
 
 
 def _tried(examination: Examination, law: str, walk: Callable[[], Walk], then: str) -> Walk | None:
-    """A walk, or ``None`` where the rule fails; a law that a walk shows is written down, if it is
-    one by itself."""
+    """A walk, or ``None`` where the rule fails, which breaks a law."""
     try:
-        found = walk()
+        return walk()
     except Exception as error:  # a user's rule may raise anything
         reason = "\n    ".join(str(error).splitlines()) or type(error).__name__
-        fix = then or "return one tensor, one share per operand, or a Split (docs/write-a-rule.md)"
         if law == "batch-exact":
             reason = f"it runs for one sample and not under torch.vmap: {first_line(error)}"
-        examination.law(law, False, reason, fix)
+        examination.law(law, False, reason, then)
         return None
-    if law == "runs":
-        examination.law(law, True)
-    return found
 
 
 def _is_finite(examination: Examination, subject: Subject, whole: Walk) -> bool:
@@ -198,13 +188,9 @@ def _laws(
     off = _apart(subject.walk(values, starts).found, whole.found)
     fact = f"the same call gives other shares, by {off:.2g} of the largest"
     examination.law("repeatable", off == 0, fact, "draw no random numbers, and keep no state")
-    off = max(
-        _apart(
-            subject.walk(subject.alone(values, i), _part(starts, i)).found,
-            _part(whole.found, i),
-        )
-        for i in range(subject.inputs.batch)
-    )
+    every = range(subject.inputs.batch)
+    walks = (subject.walk(subject.alone(values, i), _part(starts, i)) for i in every)
+    off = max(_apart(one.found, _part(whole.found, i)) for i, one in enumerate(walks))
     fact = f"a batch gives other shares than its samples, by {off:.2g} of the largest"
     examination.law("batch-exact", off <= EXACT, fact, TENSORS)
     _what_it_says(examination, subject, values, starts, whole)

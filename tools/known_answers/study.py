@@ -20,7 +20,7 @@ from torch import Tensor
 from relprop.evaluation import Interval, bootstrap
 from relprop.evaluation.entries import RANDOM, Entry
 from relprop.evaluation.measures import Statistic
-from relprop.evaluation.table import Cell, Numbers, paired
+from relprop.evaluation.table import Cell, Numbers, interval
 from relprop.evaluation.table import Column as TableColumn
 from relprop.runs import Record, read_run, run
 
@@ -178,7 +178,7 @@ class UnitNumbers(Numbers):
             return None
         common = set(self.units[both[0]]) & set(self.units[both[1]])
         one, two = (self.tables[at][[u in common for u in self.units[at]]] for at in both)
-        return paired(one, two, column.statistic, draws) if len(common) > 1 else None
+        return interval(column.statistic, draws, one, two) if len(common) > 1 else None
 
     def cell(self, row: Entry, column: TableColumn, draws: int = 2000) -> Cell | None:
         at = row.name, column.measure.name
