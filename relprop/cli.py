@@ -19,7 +19,9 @@ from relprop.commands.ending import (
     refusal,
     warnings_as_messages,
 )
-from relprop.commands.printing import WrongUsage, echo
+from relprop.commands.printing import WrongUsage, echo, echo_json
+from relprop.commands.steps import Steps
+from relprop.commands.writing import check_outs
 from relprop.errors import strictly
 
 CODES = (
@@ -64,9 +66,16 @@ def demo(
     json_output: options.Json = False,
 ) -> None:
     """Explain one held-out digit scene for both of its digits, with the shipped trained model."""
-    from relprop.commands.demo import demo as run
+    check_outs([out], [".png"], force=force, drawn=False)
+    with Steps(1) as steps:
+        steps.next("explaining a scene")
+        from relprop.demo.show import run_demo
 
-    run(out, seed, force=force, json_output=json_output)
+        report = run_demo(out, seed)
+    if json_output:
+        echo_json({"seed": seed, "picture": str(out), "report": report.splitlines()})
+    else:
+        echo(report)
 
 
 @app.command(epilog=CODES)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from relprop.api.generate import GenConfig, generated
 from relprop.api.prolonged import prolonged
-from relprop.errors import InputError, OptionError, message
+from relprop.errors import InputError, OptionError
 from relprop.targets.outputs import CLASSES
 from relprop.tracer.binding import Inputs, bind, flatten_output
 from relprop.tracer.modules import safe_getattr
@@ -48,10 +48,10 @@ def continued(
     model: nn.Module,
     inputs: Any,
     *,
-    max_new_tokens: int | None,
-    output_ids: Any,
-    options: Mapping[str, Any] | None,
-    seed: int,
+    max_new_tokens: int | None = None,
+    output_ids: Any = None,
+    options: Mapping[str, Any] | None = None,
+    seed: int = 0,
     may_repeat: bool = False,
 ) -> Continuation:
     """The output of ``model`` after ``inputs``, generated now or given; ``may_repeat``: it may
@@ -74,16 +74,9 @@ def _plain(model: nn.Module, inputs: Any, output_ids: Any) -> Continuation:
     """A model without ``generate``: its one tensor of ids, (batch, positions), is continued by
     ``output_ids``."""
     if output_ids is None:
+        ids = "output_ids=, (batch, new tokens), −1 where a sample has ended"
         raise OptionError(
-            message(
-                f"{type(model).__name__} has no generate()",
-                then=[
-                    (
-                        "give what it generated: output_ids=, (batch, new tokens), −1 where "
-                        "a sample has ended"
-                    )
-                ],
-            )
+            f"{type(model).__name__} has no generate()", then=[f"give what it generated: {ids}"]
         )
     bound = bind(inputs)
     prompts = [
@@ -203,13 +196,9 @@ def _check_prompt(named: Mapping[str, Any], ids: str, mask: str) -> None:
     bad = (given[:, -1] == 0).nonzero().flatten().tolist()
     if bad:
         raise InputError(
-            message(
-                (
-                    f"the prompt of sample {bad[0]} ends in padding, and a model continues "
-                    "after the last position"
-                ),
-                then=["pad on the left: tokenizer.padding_side = 'left'"],
-            )
+            f"the prompt of sample {bad[0]} ends in padding, and a model continues after the last "
+            "position",
+            then=["pad on the left: tokenizer.padding_side = 'left'"],
         )
 
 
@@ -231,13 +220,8 @@ def _given(output_ids: Any, prompt: Tensor) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         fact = f"output_ids is {type(output_ids).__name__}: ids, (batch, steps), are needed"
         raise InputError(fact) from error
-    if (
-        ids.is_floating_point()
-        or ids.dtype == torch.bool
-        or ids.dim() != 2
-        or len(ids) != len(prompt)
-        or not ids.shape[1]
-    ):
+    whole = not ids.is_floating_point() and ids.dtype != torch.bool
+    if not whole or ids.dim() != 2 or len(ids) != len(prompt) or not ids.shape[1]:
         raise InputError(
             f"output_ids is a {str(ids.dtype).removeprefix('torch.')} tensor "
             f"{list(ids.shape)}; it is integers, (batch, new tokens), for a batch of "
@@ -255,11 +239,8 @@ def _end_ids(model: Any, options: Mapping[str, Any]) -> tuple[int, ...]:
     """The tokens that end a sample: by the options (``None``: none does), else by the model's own
     settings."""
     holders = (getattr(model, "generation_config", None), model.config)
-    found = (
-        options["eos_token_id"]
-        if "eos_token_id" in options
-        else next((k for h in holders if (k := safe_getattr(h, "eos_token_id")) is not None), None)
-    )
+    own = (safe_getattr(holder, "eos_token_id") for holder in holders)
+    found = options.get("eos_token_id", next((k for k in own if k is not None), None))
     if found is None:
         return ()
     return tuple(int(k) for k in found) if isinstance(found, (list, tuple)) else (int(found),)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relprop.errors import InputError, OptionError
+from relprop.errors import InputError, OptionError, first_line
 from relprop.progress import SHOWN, counting
 from relprop.tracer.surroundings import undisturbed
 
@@ -120,7 +120,5 @@ def _called(model: Any, named: Mapping[str, Any], how: GenConfig) -> Any:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            reason = next((line for line in str(error).splitlines() if line.strip()), "")
-            raise InputError(
-                f"the model's own generate() fails: {type(error).__name__}: {reason}", then=[GIVE]
-            ) from error
+            fact = f"the model's own generate() fails: {type(error).__name__}: {first_line(error)}"
+            raise InputError(fact, then=[GIVE]) from error

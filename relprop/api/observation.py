@@ -16,7 +16,7 @@ from relprop.adapters import Prepared
 from relprop.api.hooks import RelevanceHook, chain, tidy
 from relprop.api.why import Why, why
 from relprop.error_boundary import guarded
-from relprop.errors import OptionError, RelpropError, is_strict, message, nearest, strictly
+from relprop.errors import OptionError, RelpropError, is_strict, nearest, strictly
 from relprop.interpreter.forms import refuse_undefined
 from relprop.interpreter.forward import Kept, forward
 from relprop.interpreter.ledger import Ledger
@@ -175,7 +175,7 @@ class Observation:
                 f"probe.names() lists all {len(labels)}; for example {', '.join(near)}",
                 "a module has a name where the graph has what it returns (not so for dropout)",
             ]
-            raise OptionError(message(f"no node is called {pattern!r}", then=then))
+            raise OptionError(f"no node is called {pattern!r}", then=then)
         return found
 
     def _forward(self) -> tuple[Run, Start]:
@@ -199,9 +199,8 @@ class Observation:
         if rules in self._by_rules:
             return self._by_rules[rules]
         session, program = self.session, self.session.program
-        starts = tuple({n: None for term in start.terms for n in term.seeds})
         leaves = tuple(program.leaves.values())
-        forms = forms_for_gradients(session, rules, starts, leaves, program.sites)
+        forms = forms_for_gradients(session, rules, _starts(start), leaves, program.sites)
         kept = Kept(plain.forward.values.keys(), plain.forward.watched.keys())
         with undisturbed(session.model):
             done = forward(program, session.model, self.inputs, kept, forms=forms)
@@ -213,7 +212,7 @@ class Observation:
         if self._relevance is None:
             done, start = self._forward()
             leaves = frozenset(self.session.program.leaves.values())
-            starts = tuple({n: None for term in start.terms for n in term.seeds})
+            starts = _starts(start)
             named = frozenset(
                 n for n in self.session.program.labels.values() if role(n) == "activation"
             )
@@ -237,3 +236,8 @@ class Observation:
             for node in {self.session.program.labels[name] for name in names}:
                 by_node.setdefault(node, []).append(function)
         return {node: chain(node, functions) for node, functions in by_node.items()}
+
+
+def _starts(start: Start) -> tuple[fx.Node, ...]:
+    """The outputs at which relevance starts."""
+    return tuple({n: None for term in start.terms for n in term.seeds})

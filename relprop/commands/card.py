@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from relprop.commands.arguments import Answer, Args
-from relprop.commands.explain import method_of
-from relprop.commands.one_input import required_input
+from relprop.commands.explain import asked, method_of
 from relprop.commands.printing import WrongUsage, command_line, echo, echo_json
-from relprop.commands.steps import Steps
-from relprop.commands.writing import check_outs, write
+from relprop.commands.writing import write
 
 if TYPE_CHECKING:
     from relprop.cards.base import Card
@@ -23,16 +21,10 @@ def card(args: Args, answer: Answer, max_new_tokens: int, *, heads: bool, checks
     input; ``RelpropError``."""
     if heads and answer.methods:
         raise WrongUsage("--heads is of the default method: leave --method out")
-    check_outs(answer.outs, ENDINGS, force=answer.force)
-    with Steps(3 + len(answer.outs)) as steps:
-        steps.next("loading PyTorch, reading the input")
-        method, options = method_of(answer.methods, answer.rules)
-        given = required_input(args, "card needs a picture or a text", EXAMPLE)
+    missing = WrongUsage(f"card needs a picture or a text: {EXAMPLE}")
+    with asked(args, answer, ENDINGS, method_of, missing) as (subject, (method, options), steps):
         from relprop.cards.card import card as make
-        from relprop.commands.subject import open_subject
 
-        steps.next("opening the model")
-        subject = open_subject(args.model, given)
         steps.next("explaining")
         how: dict[str, Any] = {"processor": subject.processor, "checks": checks}
         how |= {"precision": args.model.precision, "made": command_line(), **options}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from relprop.commands.arguments import Args
 from relprop.commands.explain import known_method
-from relprop.commands.one_input import read_input
+from relprop.commands.one_input import read_inputs
 from relprop.commands.printing import echo, echo_json
 from relprop.commands.steps import Steps
 from relprop.errors import AmbiguityWarning, RelpropError
@@ -34,13 +34,13 @@ def check(args: Args, method: str, rules: str, *, json_output: bool) -> bool:
     with Steps(4) as steps:
         steps.next("loading PyTorch, reading the input")
         method, _ = known_method(method)
-        given = read_input(args)
+        given = read_inputs(args, several=False)
         from relprop.api.check import check as checked
         from relprop.commands.subject import open_subject, typical_subject
 
         steps.next("opening the model")
         model, precision = args.model, args.model.precision
-        subject = typical_subject(model) if given is None else open_subject(model, given)
+        subject = open_subject(model, *given) if given else typical_subject(model)
         inputs = subject.tensors()
         steps.next("capturing the model")
         report = checked(subject.model, inputs, rules=rules, precision=precision)
@@ -52,7 +52,7 @@ def check(args: Args, method: str, rules: str, *, json_output: bool) -> bool:
         echo_json(_as_json(report, method, ledger, why))
     else:
         _echo(report, method, ledger, why)
-        if given is None:
+        if not given:
             yours = "relprop check INPUT --model ... takes yours"
             echo(f"\n  for a random input of the shape the model takes; {yours}")
     return method in report.methods

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 GIB = 2**30
 
@@ -38,10 +36,14 @@ def named_error(error: BaseException) -> str:
 
 
 def _cpu() -> Device:
-    total, free = _main_memory()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    memory = f", {free:.1f} of {total:.1f} GiB free" if free is not None else ""
-    return Device("cpu", f"cpu: {cores} cores{memory}", free)
+    try:
+        import psutil
+    except ImportError:  # which is among the problems
+        return Device("cpu", f"cpu: {cores} cores")
+    memory = psutil.virtual_memory()
+    free, total = memory.available / GIB, memory.total / GIB
+    return Device("cpu", f"cpu: {cores} cores, {free:.1f} of {total:.1f} GiB free", free)
 
 
 def _accelerators() -> list[Device]:
@@ -62,19 +64,3 @@ def _accelerator(kind: str, index: int) -> Device:
     free, total = (n / GIB for n in torch.cuda.mem_get_info(index))
     model = torch.cuda.get_device_name(index)
     return Device(name, f"{name}: {model}, {free:.1f} of {total:.1f} GiB free", free)
-
-
-def _main_memory() -> tuple[float, float | None]:
-    """The machine's memory and what of it is free, in GiB; ``None`` where the system does not
-    say."""
-    known = Path("/proc/meminfo")
-    if known.exists():
-        lines = [line.split() for line in known.read_text().splitlines()]
-        amounts = {
-            line[0].rstrip(":"): int(line[1]) * 1024 / GIB for line in lines if len(line) > 1
-        }
-        return amounts.get("MemTotal", 0.0), amounts.get("MemAvailable")
-    if sys.platform != "win32" and "SC_AVPHYS_PAGES" in os.sysconf_names:
-        page = os.sysconf("SC_PAGE_SIZE") / GIB
-        return os.sysconf("SC_PHYS_PAGES") * page, os.sysconf("SC_AVPHYS_PAGES") * page
-    return 0.0, None

@@ -6,11 +6,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from relprop.commands.arguments import Answer, Args
-from relprop.commands.explain import method_of
-from relprop.commands.one_input import read_input
+from relprop.commands.explain import asked, method_of
 from relprop.commands.printing import WrongUsage, command_line, echo, echo_json
-from relprop.commands.steps import Steps
-from relprop.commands.writing import Writer, check_outs, json_writer, write
+from relprop.commands.writing import Writer, json_writer, write
 
 if TYPE_CHECKING:
     from relprop.explanation import Generation
@@ -22,18 +20,10 @@ EXAMPLE = 'relprop generate "Anna likes amber kites. Anna likes" --model demo:lo
 def generate(args: Args, answer: Answer, max_new_tokens: int, seed: int | None) -> None:
     """Explain what the model generates after the prompt: greedily, or sampled from ``seed``. Raises
     ``WrongUsage`` without a prompt; ``RelpropError``."""
-    check_outs(answer.outs, ENDINGS, force=answer.force)
-    with Steps(3 + len(answer.outs)) as steps:
-        steps.next("loading PyTorch, reading the prompt")
-        method, options = method_of(answer.methods, answer.rules)
-        given = read_input(args)
-        if given is None:
-            raise WrongUsage("generate needs a prompt", then=[EXAMPLE])
+    missing = WrongUsage("generate needs a prompt", then=[EXAMPLE])
+    with asked(args, answer, ENDINGS, method_of, missing) as (subject, (method, options), steps):
         from relprop.api.generation import explain_generation
-        from relprop.commands.subject import open_subject
 
-        steps.next("opening the model")
-        subject = open_subject(args.model, given)
         steps.next("generating and explaining")
         how: dict[str, Any] = {"precision": args.model.precision, "memory": args.model.bytes}
         if seed is not None:
