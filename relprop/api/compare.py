@@ -100,7 +100,7 @@ def _questions(
     return questions
 
 
-def _wanted(methods: object) -> list[tuple[str, Mapping[str, Any]]]:
+def _wanted(methods: Any) -> list[tuple[str, Mapping[str, Any]]]:
     """Names with their options, groups written out."""
     methods = "usual" if methods is None else methods
     several = isinstance(methods, Iterable) and not isinstance(methods, str)

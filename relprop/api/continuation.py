@@ -74,9 +74,9 @@ def _plain(model: nn.Module, inputs: Any, output_ids: Any) -> Continuation:
     """A model without ``generate``: its one tensor of ids, (batch, positions), is continued by
     ``output_ids``."""
     if output_ids is None:
-        ids = "output_ids=, (batch, new tokens), −1 where a sample has ended"
+        how = "output_ids=, (batch, new tokens), −1 where a sample has ended"
         raise OptionError(
-            f"{type(model).__name__} has no generate()", then=[f"give what it generated: {ids}"]
+            f"{type(model).__name__} has no generate()", then=[f"give what it generated: {how}"]
         )
     bound = bind(inputs)
     prompts = [

@@ -157,8 +157,9 @@ def explain_many(
 
 def _answers(given: Mapping[str, Any], targets: Sequence[Any]) -> list[Explanation]:
     """An explanation per target; ``given``: the arguments of ``explain`` by name."""
-    asked = (given[name] for name in ("method", "method_options", "rules"))
-    question = Question(*asked, checked_keep(given["keep"]), ledger=given["ledger"])
+    asked = {name: given[name] for name in ("method", "rules", "ledger")}
+    keep = checked_keep(given["keep"])
+    question = Question(**asked, options=given["method_options"], keep=keep)
     rows = ask(given["model"], given["inputs"], targets, [question], conditions_of(given))
     return Explanations(row[0] for row in rows)  # type: ignore[misc]
 

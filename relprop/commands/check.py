@@ -1,13 +1,17 @@
 """``relprop check``: whether a model is supported, which rule each operation takes, and where
-relevance is lost."""
+relevance is lost. That is an input's own: of random pixels and ids it says which operations lose
+any."""
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from relprop.commands.arguments import Args
+import typer
+
+from relprop.commands import options
+from relprop.commands.arguments import Args, spelt_out
 from relprop.commands.explain import known_method
 from relprop.commands.one_input import read_inputs
 from relprop.commands.printing import echo, echo_json
@@ -24,13 +28,15 @@ MOST_PLACES = 5
 LEAST_SHARE = 1e-4  # of the relevance that started; less than this is not printed
 
 
-def check(args: Args, method: str, rules: str, *, json_output: bool) -> bool:
-    """Print the report on a model, for one input or, without, for a random one of the shape it
-    takes; whether ``method`` can explain it.
-
-    Where relevance is lost is that input's: of random pixels and ids it says which operations lose
-    any. Raises ``RelpropError``.
-    """
+@spelt_out("stream", "memory", "max_length")
+def check(
+    args: Args,
+    method: options.CheckedMethod = "transformer_attribution",
+    rules: Annotated[str, typer.Option(help="The rule set, by name.")] = "paper",
+    json_output: options.Json = False,
+) -> None:
+    """Is a model supported: each operation and its rule, where relevance is lost, and which methods
+    apply. Without INPUT, for a random one."""
     with Steps(4) as steps:
         steps.next("loading PyTorch, reading the input")
         method, _ = known_method(method)
@@ -55,7 +61,8 @@ def check(args: Args, method: str, rules: str, *, json_output: bool) -> bool:
         if not given:
             yours = "relprop check INPUT --model ... takes yours"
             echo(f"\n  for a random input of the shape the model takes; {yours}")
-    return method in report.methods
+    if method not in report.methods:
+        raise typer.Exit(1)
 
 
 def _ledger_of_one(

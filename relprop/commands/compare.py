@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from relprop.commands.arguments import Answer, Args, ModelArgs
+from relprop.commands import options
+from relprop.commands.arguments import Answer, Args, ModelArgs, spelt_out
 from relprop.commands.explain import asked, known_method
 from relprop.commands.printing import WrongUsage, echo, echo_json
 from relprop.commands.showing import json_of as explanation_as_json
@@ -19,30 +21,37 @@ if TYPE_CHECKING:
 ENDINGS = (".png", ".html", ".json")
 
 
-def compare(args: Args, answer: Answer) -> None:
-    """Explain one input by several methods; print how alike they rank its parts, and write the maps
-    side by side. Raises ``RelpropError``."""
-    outs, example = answer.outs, "relprop compare cat.jpg --model timm:vit_base_patch16_224"
+@spelt_out("targets", "rules", "outs")
+def compare(
+    args: Args,
+    answer: Answer,
+    target: options.Target = "predicted",
+    out: options.ComparisonOut = [],  # noqa: B006
+) -> None:
+    """Explain one input by several methods (six that differ, if none is named): rank
+    correlations, and the maps side by side."""
+    answer = replace(answer, outs=out)
+    example = "relprop compare cat.jpg --model timm:vit_base_patch16_224"
     missing = WrongUsage(f"compare needs an input: {example}")
     with asked(args, answer, ENDINGS, _methods, missing) as (subject, chosen, steps):
         from relprop.api.comparison import shown
 
-        wanted = subject.target(answer.targets[0])
+        wanted = subject.target(target)
         steps.next("explaining by each method")
         found = _compared(subject, chosen, wanted, args.model, answer.ledger)
-        if args.stream is None and any(out.suffix.lower() == ".png" for out in outs):
+        if args.stream is None and any(path.suffix.lower() == ".png" for path in out):
             refuse_several(next(iter(found.explanations.values())))
         writers = {
             ".png": lambda path: _draw(found, subject, args.stream, path),
             ".html": page_writer(shown(found, args.stream), subject),
             ".json": json_writer(lambda: json_of(found)),
         }
-        write(outs, writers, steps)
+        write(out, writers, steps)
     if answer.json_output:
         echo_json(json_of(found))
     else:
         ledgers = _ledgers(found) if answer.ledger else []
-        written = [f"written: {out}" for out in outs]
+        written = [f"written: {path}" for path in out]
         echo("\n".join([str(found), *ledgers, *written]))
 
 

@@ -11,6 +11,9 @@ import platform
 import re
 from dataclasses import asdict, dataclass, field
 
+import typer
+
+from relprop.commands import options
 from relprop.commands.devices import devices, named_error
 from relprop.commands.installed import requirements, satisfied, version
 from relprop.commands.printing import echo, echo_json
@@ -90,13 +93,15 @@ class Diagnosis:
         return "\n".join(lines + ([] if self.problems else ["no problem found"]))
 
 
-def doctor(*, json_output: bool = False) -> bool:
-    """Print the diagnosis; whether there is no problem."""
+def doctor(json_output: options.Json = False) -> None:
+    """What is installed, what does not fit together, what is missing and what to type, and what it
+    runs on."""
     with Steps(1) as steps:
         steps.next("looking at what is installed")
         found = diagnose()
     echo_json(asdict(found) | {"ok": not found.problems}) if json_output else echo(found)
-    return not found.problems
+    if found.problems:
+        raise typer.Exit(1)
 
 
 def diagnose() -> Diagnosis:

@@ -1,4 +1,5 @@
-"""``relprop explain INPUT`` for one input, and ``relprop explain --data`` for a data set."""
+"""``relprop explain INPUT`` for one input, and ``relprop explain --data`` for a data set, whichever
+the command line names: ``WrongUsage`` for both, for neither, and for options of the other one."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from relprop.commands.arguments import Answer, Args, DataArgs
+from relprop.commands.arguments import Answer, Args, DataArgs, spelt_out
 from relprop.commands.one_input import read_inputs
 from relprop.commands.printing import WrongUsage, echo, echo_json
 from relprop.commands.showing import json_of, page_writer, picture_writer
@@ -30,9 +31,10 @@ ONE_INPUT = ("--text", "--text-file", "--stream", "--force", "--ledger")
 DATA_SET = ("--data-option", "--resume", "--batch-size", "--limit", "--on-error", "--no-checks")
 
 
+@spelt_out()
 def explain(args: Args, data: DataArgs, answer: Answer) -> None:
-    """Explain the inputs or the data set, whichever the command line names. Raises
-    ``WrongUsage`` for both, for neither, and for options of the other one; ``RelpropError``."""
+    """Explain pictures or texts; or, with --data, every sample of a data set, into a run folder
+    (in several processes under accelerate launch -m relprop explain)."""
     one = bool(args.inputs) or args.text is not None or args.text_file is not None
     if one == bool(data.data):
         fact = "explain needs an input or a data set"

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from relprop.commands.arguments import Answer, Args
+from relprop.commands import options
+from relprop.commands.arguments import Answer, Args, spelt_out
 from relprop.commands.explain import asked, method_of
 from relprop.commands.printing import WrongUsage, command_line, echo, echo_json
 from relprop.commands.writing import Writer, json_writer, write
@@ -17,11 +18,16 @@ ENDINGS = (".png", ".html", ".safetensors", ".json")
 EXAMPLE = 'relprop generate "Anna likes amber kites. Anna likes" --model demo:lookups'
 
 
-def generate(args: Args, answer: Answer, max_new_tokens: int, seed: int | None) -> None:
-    """Explain what the model generates after the prompt: greedily, or sampled from ``seed``. Raises
-    ``WrongUsage`` without a prompt; ``RelpropError``."""
+@spelt_out("targets", "ledger")
+def generate(
+    args: Args,
+    answer: Answer,
+    max_new_tokens: options.NewTokens = 20,
+    seed: options.Seed = None,
+) -> None:
+    """Let a model go on after a prompt (INPUT), and explain every token that it generates."""
     missing = WrongUsage("generate needs a prompt", then=[EXAMPLE])
-    with asked(args, answer, ENDINGS, method_of, missing) as (subject, (method, options), steps):
+    with asked(args, answer, ENDINGS, method_of, missing) as (subject, (method, own), steps):
         from relprop.api.generation import explain_generation
 
         steps.next("generating and explaining")
@@ -35,14 +41,14 @@ def generate(args: Args, answer: Answer, max_new_tokens: int, seed: int | None) 
             processor=subject.processor,
             method=method,
             **how,
-            **options,
+            **own,
         )
         shown = found if args.stream is None else found[args.stream]
         writers = _writers(shown)
         if args.stream is None:  # with what else might have been said, and how far to trust it
             from relprop.cards.card import answered
 
-            call = {"method": method, **options, "precision": args.model.precision}
+            call = {"method": method, **own, "precision": args.model.precision}
             writers[".html"] = lambda path: answered(
                 subject.model, subject.inputs, found, subject.processor, call, command_line()
             ).to_html(path)

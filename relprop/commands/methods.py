@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from relprop.commands import options
 from relprop.commands.explain import known_method
 from relprop.commands.printing import echo, echo_json
 from relprop.commands.steps import Steps
@@ -24,9 +27,11 @@ COLUMNS = {
 }
 
 
-def show_methods(name: str | None = None, *, json_output: bool = False) -> None:
-    """Print every method there is, or one of them with its options. Raises ``WrongUsage`` for a
-    name that is none."""
+def methods(
+    name: Annotated[str | None, typer.Argument(help="One method, with its options.")] = None,
+    json_output: options.Json = False,
+) -> None:
+    """The methods: whether class-specific, signed, what they cost, and where they come from."""
     with Steps(1) as steps:
         steps.next("loading PyTorch")
         if name is not None:
