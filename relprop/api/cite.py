@@ -111,7 +111,8 @@ def cite(
             options = {"groups": {NAME: [p.positions for p in passages]}, **method_options}
         targets = [span(s.first, s.last) for s in sentences]
         steps = steps_of(model, ready, run, targets, Question(method, options, rules), how)
-        scores = [_summed(e.streams[NAME].scores[0], passages) for e in steps]
+        rows = [e.streams[NAME].scores[0] for e in steps]
+        scores = [torch.stack([row[p.positions].sum() for p in passages]) for row in rows]
         made = passages, sentences, torch.stack(scores), steps
         return Citations(*made, run.inputs, NAME, run.prompt)
 
@@ -119,11 +120,6 @@ def cite(
         every = with_progress(zip(prompts, answers, strict=True), "question", len(prompts))
         found = [one(text, given) for text, given in every]
     return found[0] if isinstance(question, str) else found
-
-
-def _summed(scores: Tensor, passages: Sequence[Passage]) -> Tensor:
-    """(passages,): the sum of each one's tokens."""
-    return torch.stack([scores[p.positions].sum() for p in passages])
 
 
 def _checked(
@@ -159,17 +155,13 @@ def _filled(prompt: str, documents: list[str], question: str) -> str:
     return before + "\n\n".join(documents) + behind
 
 
-def _in_chat(tokenizer: Any, text: str) -> str:
-    """The prompt as a turn of the user's, where the tokenizer has a chat template."""
-    if not getattr(tokenizer, "chat_template", None):
-        return text
-    chat = [{"role": "user", "content": text}]
-    return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
-
-
 def _read(model: nn.Module, prepared: Prepared, tokenizer: Any, text: str) -> tuple[Prepared, Text]:
-    """A prompt as the model reads it, and its text with each token's characters."""
-    text, chat = _in_chat(tokenizer, text), bool(getattr(tokenizer, "chat_template", None))
+    """A prompt as the model reads it (a turn of the user's, where the tokenizer has a chat
+    template), and its text with each token's characters."""
+    chat = bool(getattr(tokenizer, "chat_template", None))
+    if chat:
+        turn = [{"role": "user", "content": text}]
+        text = str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
     made = tokenizer([text], add_special_tokens=not chat)  # a chat's template writes them itself
     ids, records = list(made["input_ids"][0]), tuple(getattr(made, "encodings", None) or ())
     rows = torch.tensor([ids], device=home_of(model)[0])

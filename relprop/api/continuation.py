@@ -79,11 +79,9 @@ def _plain(model: nn.Module, inputs: Any, output_ids: Any) -> Continuation:
             f"{type(model).__name__} has no generate()", then=[f"give what it generated: {how}"]
         )
     bound = bind(inputs)
-    prompts = [
-        n
-        for n, t, b in zip(bound.names, bound.tensors, bound.batched, strict=True)
-        if b and t.dim() == 2 and not t.is_floating_point()
-    ]
+    tensors = dict(zip(bound.names, bound.tensors, strict=True))
+    batched = (n for n, b in zip(bound.names, bound.batched, strict=True) if b)
+    prompts = [n for n in batched if tensors[n].dim() == 2 and not tensors[n].is_floating_point()]
     if len(prompts) != 1:
         raise InputError(
             f"{len(prompts)} inputs are (batch, positions) of integers "
@@ -91,7 +89,6 @@ def _plain(model: nn.Module, inputs: Any, output_ids: Any) -> Continuation:
             "generate() is the only one"
         )
     (name,) = prompts
-    tensors = dict(zip(bound.names, bound.tensors, strict=True))
     ids = _given(output_ids, tensors[name])
     first = _first_logits(model, *bound.rebuild(bound.tensors))
     extended = torch.cat([tensors[name], ids[:, :-1].clamp(min=0).to(tensors[name].dtype)], 1)
@@ -145,13 +142,26 @@ def _named(model: Any, bound: Inputs) -> dict[str, Any]:
 
 def _stream(model: Any, named: Mapping[str, Any]) -> str:
     """Which input holds the output; the prompt in it is checked."""
-    decoder = bool(safe_getattr(model.config, "is_encoder_decoder"))
-    if not decoder:
-        _check_prompt(named, "input_ids", "attention_mask")
-        return "input_ids"
-    if "decoder_input_ids" in named:
-        _check_prompt(named, "decoder_input_ids", "decoder_attention_mask")
-    return "decoder_input_ids"
+    prefix = "decoder_" if safe_getattr(model.config, "is_encoder_decoder") else ""
+    stream, mask = f"{prefix}input_ids", f"{prefix}attention_mask"
+    if stream not in named and not prefix:
+        raise InputError(
+            f"there is no {stream!r} among the inputs ({', '.join(named)}): it is the "
+            "prompt that the model continues"
+        )
+    given = named.get(mask) if stream in named else None
+    if given is not None and given.dim() != 2:
+        raise InputError(
+            f"{mask!r} is {list(given.shape)}; one that can be continued is (batch, positions)"
+        )
+    bad = [] if given is None else (given[:, -1] == 0).nonzero().flatten().tolist()
+    if bad:
+        raise InputError(
+            f"the prompt of sample {bad[0]} ends in padding, and a model continues after the last "
+            "position",
+            then=["pad on the left: tokenizer.padding_side = 'left'"],
+        )
+    return stream
 
 
 def _with_start(named: Mapping[str, Any], prompt: Tensor) -> dict[str, Any]:
@@ -177,28 +187,6 @@ def _refuse_repeated(ids: Tensor, prompt: Tensor, given: bool) -> None:
         raise InputError(
             "output_ids begins with the decoder's start token: give what comes after "
             "it, output_ids[:, 1:]"
-        )
-
-
-def _check_prompt(named: Mapping[str, Any], ids: str, mask: str) -> None:
-    if ids not in named:
-        raise InputError(
-            f"there is no {ids!r} among the inputs ({', '.join(named)}): it is the "
-            "prompt that the model continues"
-        )
-    given = named.get(mask)
-    if given is None:
-        return
-    if given.dim() != 2:
-        raise InputError(
-            f"{mask!r} is {list(given.shape)}; one that can be continued is (batch, positions)"
-        )
-    bad = (given[:, -1] == 0).nonzero().flatten().tolist()
-    if bad:
-        raise InputError(
-            f"the prompt of sample {bad[0]} ends in padding, and a model continues after the last "
-            "position",
-            then=["pad on the left: tokenizer.padding_side = 'left'"],
         )
 
 

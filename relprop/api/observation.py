@@ -65,9 +65,7 @@ class Observation:
     def _forget(self) -> None:
         self._done: tuple[Run, Start] | None = None
         self._by_rules: dict[RuleSet, tuple[Run, Start]] = {}
-        self._relevance: dict[fx.Node, Tensor] | None = None
-        self._ledger: Ledger | None = None
-        self._plan: Plan | None = None
+        self._passed: tuple[Plan, Ledger, dict[fx.Node, Tensor]] | None = None
 
     def names(self, pattern: str = "*") -> list[str]:
         """The names of the nodes that ``pattern`` matches, in forward order."""
@@ -80,11 +78,8 @@ class Observation:
 
     def value(self, pattern: str) -> dict[str, Tensor]:
         """The values at every matching node, by name, batch first."""
-        done, _ = self._forward()
-        return {
-            name: tidy(done.forward.values[node]).detach()
-            for name, node in self._matching(pattern).items()
-        }
+        values = self._forward()[0].forward.values
+        return {name: tidy(values[n]).detach() for name, n in self._matching(pattern).items()}
 
     def output(self) -> Tensor:
         """y_t of every sample, (batch,), with what is set."""
@@ -107,20 +102,16 @@ class Observation:
 
     def relevance(self, pattern: str) -> dict[str, Tensor]:
         """Relevance at every matching node, batch first; zeros where none arrives."""
-        relevance = self._propagate()
-        found = self._matching(pattern)
-        done, _ = self._forward()
-        values = done.forward.values
+        _, _, relevance = self._propagate()
+        values = self._forward()[0].forward.values
         return {
             name: tidy(relevance[n] if n in relevance else torch.zeros_like(values[n]))
-            for name, n in found.items()
+            for name, n in self._matching(pattern).items()
         }
 
     def ledger(self) -> Ledger:
         """The books of the whole pass, down to the explained inputs."""
-        self._propagate()
-        assert self._ledger is not None
-        return self._ledger
+        return self._propagate()[1]
 
     def why(self, name: str) -> Why:
         """Why a node got its relevance: who handed it down, by which rule it goes on, each
@@ -133,11 +124,10 @@ class Observation:
         >>> found.rule
         'carry'
         """  # noqa: E501
-        node, relevance = self._one(name), self._propagate()
-        assert self._plan is not None and self._ledger is not None
+        node, (plan, ledger, relevance) = self._one(name), self._propagate()
         values = self._forward()[0].detached()
         with undisturbed(self.session.model), torch.no_grad():
-            return why(self._plan, self._ledger, values, relevance, node)
+            return why(plan, ledger, values, relevance, node)
 
     def hook(self, pattern: str, function: RelevanceHook) -> Handle:
         """Call ``function(relevance)`` when relevance passes a matching node (batch first); what it
@@ -183,12 +173,11 @@ class Observation:
             raise RelpropError("this instrument is closed: read it inside its with block")
         if self._done is None:
             session, program = self.session, self.session.program
-            nodes = program.graph.nodes
-            watched = {n for n in nodes if is_floating(n) and role(n) == "activation"}
-            watched.update(self.session.program.labels.values())  # what is set is a constant
+            watched = {n for n in program.graph.nodes if is_floating(n) and role(n) == "activation"}
+            watched.update(program.labels.values())  # what is set is a constant
             part = Part(self.inputs, Prepared(None), 0, self.inputs.batch)
             with undisturbed(session.model):
-                kept = Kept(set(nodes), watched)
+                kept = Kept(set(program.graph.nodes), watched)
                 done = Run(part, forward(program, session.model, self.inputs, kept))
                 self._done = done, done.start(session, self.target)
         return self._done
@@ -208,26 +197,23 @@ class Observation:
             self._by_rules[rules] = run, run.start(session, self.target)
         return self._by_rules[rules]
 
-    def _propagate(self) -> dict[fx.Node, Tensor]:
-        if self._relevance is None:
+    def _propagate(self) -> tuple[Plan, Ledger, dict[fx.Node, Tensor]]:
+        if self._passed is None:
             done, start = self._forward()
-            leaves = frozenset(self.session.program.leaves.values())
-            starts = _starts(start)
-            named = frozenset(
-                n for n in self.session.program.labels.values() if role(n) == "activation"
-            )
-            plan = self.session.plan(starts, leaves | named)
+            program = self.session.program
+            named = {n for n in program.labels.values() if role(n) == "activation"}
+            wanted = frozenset(named.union(program.leaves.values()))
+            plan = self.session.plan(_starts(start), wanted)
             with self._warned():
                 self.session.warn_once(self.session.notices(plan))
             hooks, terms = self._hooks_by_node(), start.begun
             if start_with_output(self.session.rules):
-                terms = start.contributions(done.outputs(self.session.program))
+                terms = start.contributions(done.outputs(program))
             with undisturbed(self.session.model), torch.no_grad():
                 passes = Relevance.at_terms(plan, terms, hooks)
                 walk = passes.through(plan.order, done.detached())
-            self._plan, self._ledger = plan, passes.ledger(walk)
-            self._relevance = walk.found
-        return self._relevance
+            self._passed = plan, passes.ledger(walk), walk.found
+        return self._passed
 
     def _hooks_by_node(self) -> dict[fx.Node, Callable[[Tensor], Tensor | None]]:
         """For each hooked node, its hooks one after another."""

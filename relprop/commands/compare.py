@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relprop.commands import options
-from relprop.commands.arguments import Answer, Args, ModelArgs, spelt_out
+from relprop.commands.arguments import Answer, Args, spelt_out
 from relprop.commands.explain import asked, known_method
 from relprop.commands.printing import WrongUsage, echo, echo_json
 from relprop.commands.showing import json_of as explanation_as_json
@@ -34,11 +34,21 @@ def compare(
     example = "relprop compare cat.jpg --model timm:vit_base_patch16_224"
     missing = WrongUsage(f"compare needs an input: {example}")
     with asked(args, answer, ENDINGS, _methods, missing) as (subject, chosen, steps):
+        from relprop.api.compare import compare as make
         from relprop.api.comparison import shown
 
         wanted = subject.target(target)
         steps.next("explaining by each method")
-        found = _compared(subject, chosen, wanted, args.model, answer.ledger)
+        found = make(
+            subject.model,
+            subject.inputs,
+            chosen or None,
+            wanted,
+            precision=args.model.precision,
+            memory=args.model.bytes,
+            processor=subject.processor,
+            ledger=answer.ledger,
+        )
         if args.stream is None and any(path.suffix.lower() == ".png" for path in out):
             refuse_several(next(iter(found.explanations.values())))
         writers = {
@@ -66,23 +76,6 @@ def _methods(answer: Answer) -> list[str | tuple[str, dict[str, Any]]]:
     from relprop.methods import GROUPS
 
     return [text if text in GROUPS else known_method(text) for text in answer.methods]
-
-
-def _compared(
-    subject: Subject, methods: list[Any], target: Any, model: ModelArgs, ledger: bool | None
-) -> Comparison:
-    from relprop.api.compare import compare
-
-    return compare(
-        subject.model,
-        subject.inputs,
-        methods or None,
-        target,
-        precision=model.precision,
-        memory=model.bytes,
-        processor=subject.processor,
-        ledger=ledger,
-    )
 
 
 def _draw(comparison: Comparison, subject: Subject, stream: str | None, path: Path) -> None:

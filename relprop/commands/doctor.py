@@ -176,18 +176,14 @@ def _builds(torch_version: str, vision_version: str) -> str:
 def missing_extras() -> tuple[Extra, ...]:
     """Every extra that users choose, with what it lacks here; none if relprop is not installed as a
     package."""
-    needs: dict[str, list[tuple[str, str]]] = {}
+    missing: dict[str, list[str]] = {}
     for name, wants, marker in requirements("relprop"):
         extra = re.search(r"""extra\s*==\s*["']([\w.-]+)["']""", marker)
         if extra and extra[1] not in NOT_FOR_USERS and name != "relprop":
-            needs.setdefault(extra[1], []).append((name, wants))
-    return tuple(_extra(name, wanted) for name, wanted in needs.items())
-
-
-def _extra(name: str, wanted: list[tuple[str, str]]) -> Extra:
-    missing = tuple(
-        f"{package} {wants}".strip()
-        for package, wants in wanted
-        if (have := version(package)) is None or not satisfied(have, wants)
+            lacking, have = missing.setdefault(extra[1], []), version(name)
+            if have is None or not satisfied(have, wants):
+                lacking.append(f"{name} {wants}".strip())
+    return tuple(
+        Extra(name, tuple(lacking), f'pip install "relprop[{name}]"' if lacking else "")
+        for name, lacking in missing.items()
     )
-    return Extra(name, missing, f'pip install "relprop[{name}]"' if missing else "")

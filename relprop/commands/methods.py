@@ -52,24 +52,19 @@ def methods(
 
 def _row(method: Method) -> dict[str, Any]:
     """What is said of one method, by the names that the JSON has."""
+    rules = method.rule_set(method.options())
     return {
         "name": method.name,
         "works_at": method.level,
         "class_specific": method.class_specific,
         "signed": method.signed,
         "cost": method.cost,
-        "rules": _rules(method) if "relevance" in method.needs else None,
+        "rules": getattr(rules, "name", rules) if "relevance" in method.needs else None,
         "source": method.source,
         "plain": method.plain,
         "description": method.description,
         "options": method.options(),
     }
-
-
-def _rules(method: Method) -> str:
-    """The name of the rule set it takes by default."""
-    found = method.rule_set(method.options())
-    return found if isinstance(found, str) else found.name
 
 
 def _cell(value: Any) -> str:
