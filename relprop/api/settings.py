@@ -36,8 +36,10 @@ def checked_settings(settings: object) -> list[dict[str, Any]]:
     if not right or not all(right):
         fact = f"many({settings!r:.200}): a list of settings, each with the arguments of set"
         raise OptionError(fact, then=['[{"name": NAME, "value": 0.0, "heads": 1}, ...]'])
-    both = (({k: v for k, v in s.items() if k in axes}, s) for s in listed)
-    return [{"name": s["name"], "value": s["value"], "parts": parts} for parts, s in both]
+    return [
+        {"name": s["name"], "value": s["value"], "parts": {k: s[k] for k in s if k in axes}}
+        for s in listed
+    ]
 
 
 def at_parts(program: Program, name: str, shown: Tensor, parts: Parts) -> Any:
@@ -202,12 +204,11 @@ def _entries(name: str, at: Places, size: int) -> list[int]:
             found = list(range(size))[at]
         else:
             given = torch.as_tensor(at)
-            mask = given.dtype == torch.bool and given.shape == (size,)
-            whole = not (given.dtype.is_floating_point or given.dtype.is_complex)
-            found = (given.nonzero() if mask else given).flatten().tolist() if whole else []
-            found = found if mask or given.dtype != torch.bool else []
+            if given.dtype == torch.bool and given.shape == (size,):
+                given = given.nonzero()
+            found = given.flatten().tolist()
     except (TypeError, ValueError, RuntimeError):
         found = []
-    if not found or any(not -size <= e < size for e in found):
+    if not found or any(type(e) is not int or not -size <= e < size for e in found):
         raise OptionError(f"set({name!r}): {at!r} is no place among {size}")
     return [e % size for e in found]

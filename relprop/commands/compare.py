@@ -60,15 +60,10 @@ def compare(
     if answer.json_output:
         echo_json(json_of(found))
     else:
-        ledgers = _ledgers(found) if answer.ledger else []
+        each = found.explanations.items() if answer.ledger else ()
+        ledgers = [f"\n{label}\n{e.ledger}" for label, e in each if e.ledger is not None]
         written = [f"written: {path}" for path in out]
         echo("\n".join([str(found), *ledgers, *written]))
-
-
-def _ledgers(comparison: Comparison) -> list[str]:
-    """The books of every method that keeps some."""
-    found = comparison.explanations.items()
-    return [f"\n{label}\n{e.ledger}" for label, e in found if e.ledger is not None]
 
 
 def _methods(answer: Answer) -> list[str | tuple[str, dict[str, Any]]]:

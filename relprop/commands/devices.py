@@ -52,15 +52,14 @@ def _accelerators() -> list[Device]:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         return [Device("", "no accelerator that PyTorch can use")]
-    return [_accelerator(accelerator.type, i) for i in range(torch.accelerator.device_count())]
-
-
-def _accelerator(kind: str, index: int) -> Device:
-    import torch
-
-    name = f"{kind}:{index}"
-    if kind != "cuda":
-        return Device(name, name)
-    free, total = (n / GIB for n in torch.cuda.mem_get_info(index))
-    model = torch.cuda.get_device_name(index)
-    return Device(name, f"{name}: {model}, {free:.1f} of {total:.1f} GiB free", free)
+    found = []
+    for index in range(torch.accelerator.device_count()):
+        name = f"{accelerator.type}:{index}"
+        if accelerator.type != "cuda":
+            found.append(Device(name, name))
+            continue
+        free, total = (n / GIB for n in torch.cuda.mem_get_info(index))
+        model = torch.cuda.get_device_name(index)
+        words = f"{name}: {model}, {free:.1f} of {total:.1f} GiB free"
+        found.append(Device(name, words, free))
+    return found

@@ -162,15 +162,12 @@ def _torchvision_mismatch(torch_version: str, vision_version: str) -> str | None
     try:
         import torchvision  # noqa: F401
     except Exception as error:
-        builds = _builds(torch_version, vision_version)
+        mine, other = (
+            v.partition("+")[2] or "the default" for v in (torch_version, vision_version)
+        )
+        builds = "" if mine == other else f" (torch is built for {mine}, torchvision for {other})"
         return f"{vision} does not work with torch {torch_version}{builds}: {named_error(error)}"
     return None
-
-
-def _builds(torch_version: str, vision_version: str) -> str:
-    """What the two are built for (cpu, cu126, ...), where that differs."""
-    mine, other = (v.partition("+")[2] or "the default" for v in (torch_version, vision_version))
-    return "" if mine == other else f" (torch is built for {mine}, torchvision for {other})"
 
 
 def missing_extras() -> tuple[Extra, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from relprop.commands.arguments import Answer, Args, DataArgs, spelt_out
@@ -198,13 +199,11 @@ def _explain_all(args: Args, data: DataArgs, answer: Answer) -> None:
     check_outs(pages, INDEX, force=data.resume)
     from relprop.commands.data_sets import explain_all
 
-    methods, target = _methods_with_rules(answer), (*answer.targets, "predicted")[0]
-    explain_all(
-        args.model, data, folders[0], methods, target, pages, json_output=answer.json_output
-    )
+    answer = replace(answer, methods=_methods_with_rules(answer))
+    explain_all(args.model, data, answer, folders[0], pages)
 
 
-def _methods_with_rules(answer: Answer) -> Sequence[str]:
+def _methods_with_rules(answer: Answer) -> list[str]:
     """The methods as they are written on the command line, ``--rules`` among their options."""
     for method in answer.methods:
         known_method(method)

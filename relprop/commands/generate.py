@@ -3,16 +3,13 @@ explained."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from relprop.commands import options
 from relprop.commands.arguments import Answer, Args, spelt_out
 from relprop.commands.explain import asked, method_of
 from relprop.commands.printing import WrongUsage, command_line, echo, echo_json
 from relprop.commands.writing import Writer, json_writer, write
-
-if TYPE_CHECKING:
-    from relprop.explanation import Generation
 
 ENDINGS = (".png", ".html", ".safetensors", ".json")
 EXAMPLE = 'relprop generate "Anna likes amber kites. Anna likes" --model demo:lookups'
@@ -29,6 +26,7 @@ def generate(
     missing = WrongUsage("generate needs a prompt", then=[EXAMPLE])
     with asked(args, answer, ENDINGS, method_of, missing) as (subject, (method, own), steps):
         from relprop.api.generation import explain_generation
+        from relprop.views.generations import contents, terminal
 
         steps.next("generating and explaining")
         how: dict[str, Any] = {"precision": args.model.precision, "memory": args.model.bytes}
@@ -44,7 +42,12 @@ def generate(
             **own,
         )
         shown = found if args.stream is None else found[args.stream]
-        writers = _writers(shown)
+        writers: dict[str, Writer] = {
+            ".safetensors": shown.save,
+            ".html": shown.to_html,
+            ".json": json_writer(lambda: contents(shown)),
+            ".png": lambda path: shown.plot().savefig(path, dpi=110),
+        }
         if args.stream is None:  # with what else might have been said, and how far to trust it
             from relprop.cards.card import answered
 
@@ -53,27 +56,9 @@ def generate(
                 subject.model, subject.inputs, found, subject.processor, call, command_line()
             ).to_html(path)
         write(answer.outs, writers, steps)
-    _echo(shown, answer)
-
-
-def _writers(found: Generation) -> dict[str, Writer]:
-    """What writes a file of each ending."""
-    from relprop.views.generations import contents
-
-    return {
-        ".safetensors": found.save,
-        ".html": found.to_html,
-        ".json": json_writer(lambda: contents(found)),
-        ".png": lambda path: found.plot().savefig(path, dpi=110),
-    }
-
-
-def _echo(found: Generation, answer: Answer) -> None:
-    from relprop.views.generations import contents, terminal
-
     if answer.json_output:
-        echo_json(contents(found))
+        echo_json(contents(shown))
     elif answer.outs:
         echo("\n".join(f"written: {out}" for out in answer.outs))
     else:
-        echo(terminal(found, 0, k=5))
+        echo(terminal(shown, 0, k=5))
