@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from relprop.adapters.masks import is_padded
-from relprop.api.hooks import tidy
 from relprop.api.many import outcomes
 from relprop.api.observation import Observation
 from relprop.api.settings import (
@@ -21,6 +20,7 @@ from relprop.api.settings import (
     checked_settings,
     stand_in,
     step_of,
+    tidy,
 )
 from relprop.error_boundary import guarded
 from relprop.errors import OptionError, PartlySetWarning, SharedBatchWarning, warn

@@ -213,30 +213,31 @@ def _refuse_start(unit: Any, shape: Any, start: Any, seed: Any) -> None:
             "give either shape= (batch first) or start=, an image or the model's inputs"
         )
     listed = isinstance(shape, (tuple, list, torch.Size)) and bool(shape)
-    if shape is not None and not (listed and all(map(_is_count, shape))):
-        raise OptionError(f"shape={shape!r}: positive integers, batch first")
+    counts = shape is None or (listed and all(map(_is_count, shape)))
+    _demand(counts, "shape", shape, "positive integers, batch first")
     if shape is not None and math.prod(shape) > LARGEST:
         size = f"an image of {math.prod(shape):.3g} numbers; {LARGEST:.3g} is the most"
         raise OptionError(f"shape={shape!r}: {size}")
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise OptionError(f"seed={seed!r}: an integer")
+    _demand(isinstance(seed, int) and not isinstance(seed, bool), "seed", seed, "an integer")
 
 
 def _refuse_steps(steps: Any, lr: Any, l2: Any, bounds: Any) -> None:
     """Raises ``OptionError`` for an ascent that goes nowhere, or without end."""
-    if not _is_count(steps):
-        raise OptionError(f"steps={steps!r}: a positive integer")
-    if not _is_number(lr) or lr <= 0:
-        raise OptionError(f"lr={lr!r}: a positive number")
-    if not _is_number(l2) or l2 < 0:
-        raise OptionError(f"l2={l2!r}: a number that is not negative")
+    _demand(_is_count(steps), "steps", steps, "a positive integer")
+    _demand(_is_number(lr) and lr > 0, "lr", lr, "a positive number")
+    _demand(_is_number(l2) and l2 >= 0, "l2", l2, "a number that is not negative")
     if lr * l2 >= 1:
         fact = f"lr·l2 = {lr * l2:.4g}: from 1 on the steps grow without end"
         raise OptionError(fact, then=[f"lr={0.5 / l2:.4g}"])
     pair = isinstance(bounds, (tuple, list)) and len(bounds) == 2
     ordered = pair and all(map(_is_number, bounds)) and bounds[0] < bounds[1]
-    if bounds is not None and not ordered:
-        raise OptionError(f"bounds={bounds!r}: (low, high), or None")
+    _demand(bounds is None or ordered, "bounds", bounds, "(low, high), or None")
+
+
+def _demand(right: bool, name: str, value: Any, wanted: str) -> None:
+    """Raises ``OptionError`` for an argument that is not right."""
+    if not right:
+        raise OptionError(f"{name}={value!r}: {wanted}")
 
 
 def _is_count(n: Any) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.adapters import Prepared
-from relprop.api.hooks import RelevanceHook, chain, tidy
+from relprop.api.settings import tidy
 from relprop.api.why import Why, why
 from relprop.error_boundary import guarded
 from relprop.errors import OptionError, RelpropError, is_strict, nearest, strictly
@@ -30,8 +30,10 @@ from relprop.runner.run import Part, Run
 from relprop.runner.session import Session
 from relprop.targets.start import Start
 from relprop.tracer.binding import Inputs
-from relprop.tracer.program import is_floating, role
+from relprop.tracer.program import is_floating, place, role
 from relprop.tracer.surroundings import undisturbed
+
+RelevanceHook = Callable[[Tensor], Tensor | None]
 
 
 @guarded
@@ -221,9 +223,31 @@ class Observation:
         for names, function in self._hooks.values():
             for node in {self.session.program.labels[name] for name in names}:
                 by_node.setdefault(node, []).append(function)
-        return {node: chain(node, functions) for node, functions in by_node.items()}
+        return {node: _chain(node, functions) for node, functions in by_node.items()}
 
 
 def _starts(start: Start) -> tuple[fx.Node, ...]:
     """The outputs at which relevance starts."""
     return tuple({n: None for term in start.terms for n in term.seeds})
+
+
+def _chain(node: fx.Node, functions: list[RelevanceHook]) -> Callable[[Tensor], Tensor]:
+    """The hooks at a node, one after another. Raises ``RelpropError`` for what is no relevance."""
+
+    def call(relevance: Tensor) -> Tensor:
+        for function in functions:
+            shown = tidy(relevance)
+            replaced = function(shown)
+            if replaced is None:
+                continue
+            if not isinstance(replaced, Tensor) or replaced.shape != shown.shape:
+                found = getattr(replaced, "shape", None)
+                got = type(replaced).__name__ if found is None else list(found)
+                raise RelpropError(
+                    f"a relevance hook at {place(node).call!r} returned {got}; the "
+                    f"relevance there is {list(shown.shape)}"
+                )
+            relevance = replaced.to(relevance.dtype).reshape(relevance.shape)
+        return relevance
+
+    return call

@@ -9,7 +9,6 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, fx
 
-from relprop.api.hooks import tidy
 from relprop.errors import OptionError, RelpropError, first_line
 from relprop.tracer.changes import Change, Function
 from relprop.tracer.parts import axis_of
@@ -40,6 +39,11 @@ def checked_settings(settings: object) -> list[dict[str, Any]]:
         {"name": s["name"], "value": s["value"], "parts": {k: s[k] for k in s if k in axes}}
         for s in listed
     ]
+
+
+def tidy(value: Tensor) -> Tensor:
+    """Without the leading 1 of a single sample's call."""
+    return value[:, 0] if value.dim() > 1 and value.shape[1] == 1 else value
 
 
 def at_parts(program: Program, name: str, shown: Tensor, parts: Parts) -> Any:

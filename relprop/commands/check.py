@@ -20,7 +20,6 @@ from relprop.errors import AmbiguityWarning, RelpropError
 
 if TYPE_CHECKING:
     from relprop.api.check import Report
-    from relprop.commands.subject import Subject
     from relprop.interpreter.accounts import Account
     from relprop.interpreter.ledger import Ledger
 
@@ -53,7 +52,15 @@ def check(
         steps.next("explaining one input")
         ledger, why = None, ""
         if report.ok:
-            ledger, why = _ledger_of_one(subject, inputs, rules, precision)
+            from relprop.api.explain import explain
+
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", AmbiguityWarning)  # whichever class it is
+                    found = explain(subject.model, inputs, rules=rules, precision=precision)
+                ledger = found.ledger
+            except RelpropError as error:
+                why = str(error)
     if json_output:
         echo_json(_as_json(report, method, ledger, why))
     else:
@@ -63,20 +70,6 @@ def check(
             echo(f"\n  for a random input of the shape the model takes; {yours}")
     if method not in report.methods:
         raise typer.Exit(1)
-
-
-def _ledger_of_one(
-    subject: Subject, inputs: Any, rules: str, precision: str | None
-) -> tuple[Ledger | None, str]:
-    """The ledger of one explanation, or why there is none."""
-    from relprop.api.explain import explain
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", AmbiguityWarning)  # whichever class it is
-            return explain(subject.model, inputs, rules=rules, precision=precision).ledger, ""
-    except RelpropError as error:
-        return None, str(error)
 
 
 def _as_json(report: Report, method: str, ledger: Ledger | None, why: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ torchvision is imported.
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from dataclasses import asdict, dataclass, field
@@ -14,7 +15,6 @@ from dataclasses import asdict, dataclass, field
 import typer
 
 from relprop.commands import options
-from relprop.commands.devices import devices, named_error
 from relprop.commands.installed import requirements, satisfied, version
 from relprop.commands.printing import echo, echo_json
 from relprop.commands.steps import Steps
@@ -39,6 +39,7 @@ BRINGS = {
 }
 """What each extra is for."""
 ALWAYS = "explain, check, compare, generate, compile; the demo; .json and .safetensors files"
+GIB = 2**30
 NOT_A_PACKAGE = "relprop is not installed as a package, so its extras are not known"
 
 
@@ -184,3 +185,60 @@ def missing_extras() -> tuple[Extra, ...]:
         Extra(name, tuple(lacking), f'pip install "relprop[{name}]"' if lacking else "")
         for name, lacking in missing.items()
     )
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device in words; ``free``: its free memory in GiB, where it is known."""
+
+    name: str
+    words: str
+    free: float | None = None
+
+
+def devices() -> list[Device]:
+    """The main processor, then each accelerator."""
+    cpu = _cpu()
+    try:
+        import torch
+
+        threads = f"{cpu.words}, {torch.get_num_threads()} threads for PyTorch"
+        cpu = Device(cpu.name, threads, cpu.free)
+        return [cpu, *_accelerators()]
+    except Exception as error:  # PyTorch is broken, which is among the problems, or its driver is
+        return [cpu, Device("", f"accelerators are not known: {named_error(error)}")]
+
+
+def named_error(error: BaseException) -> str:
+    """The type of an error and the first line of what it says."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def _cpu() -> Device:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        import psutil
+    except ImportError:  # which is among the problems
+        return Device("cpu", f"cpu: {cores} cores")
+    memory = psutil.virtual_memory()
+    free, total = memory.available / GIB, memory.total / GIB
+    return Device("cpu", f"cpu: {cores} cores, {free:.1f} of {total:.1f} GiB free", free)
+
+
+def _accelerators() -> list[Device]:
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return [Device("", "no accelerator that PyTorch can use")]
+    found = []
+    for index in range(torch.accelerator.device_count()):
+        name = f"{accelerator.type}:{index}"
+        if accelerator.type != "cuda":
+            found.append(Device(name, name))
+            continue
+        free, total = (n / GIB for n in torch.cuda.mem_get_info(index))
+        model = torch.cuda.get_device_name(index)
+        words = f"{name}: {model}, {free:.1f} of {total:.1f} GiB free"
+        found.append(Device(name, words, free))
+    return found

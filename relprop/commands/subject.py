@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.adapters import adapter_for
-from relprop.adapters.processing import is_function_of_pictures
+from relprop.adapters.processing import image_processor_of, is_function_of_pictures
 from relprop.commands.arguments import ModelArgs
 from relprop.commands.one_input import OneInput
 from relprop.commands.typical_inputs import typical_call
@@ -129,7 +129,9 @@ def open_subject(args: ModelArgs, *given: OneInput) -> Subject:
 def _refuse_unread(name: str, given: OneInput, opened: Opened) -> None:
     """Refuse a text for a model that reads none, and a picture likewise."""
     texts = hasattr(tokenizer_of(opened.processor), "convert_ids_to_tokens")
-    pictures = _reads_pictures(opened)
+    processor, of_timm = opened.processor, getattr(opened.model, "pretrained_cfg", None)
+    of_pictures = is_function_of_pictures(processor) or image_processor_of(processor) is not None
+    pictures = of_pictures or (processor is None and bool(of_timm))
     if (given.text is None or texts) and (given.picture is None or pictures):
         return
     read = [what for what, known in (("texts", texts), ("pictures", pictures)) if known]
@@ -173,15 +175,6 @@ def _labelled(opened: Opened, inputs: Any, names: tuple[str, ...]) -> Subject:
     model = base_model(opened.model)
     labels = tuple(adapter_for(model).labels(model))
     return Subject(opened.model, inputs, names, opened.processor, labels)
-
-
-def _reads_pictures(opened: Opened) -> bool:
-    image_processor = getattr(opened.processor, "image_processor", opened.processor)
-    return (
-        is_function_of_pictures(opened.processor)
-        or hasattr(image_processor, "image_mean")
-        or (opened.processor is None and bool(getattr(opened.model, "pretrained_cfg", None)))
-    )
 
 
 def _image_size(model: Any, name: str) -> tuple[int, int, int]:
