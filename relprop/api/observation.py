@@ -30,6 +30,7 @@ from relprop.runner.run import Part, Run
 from relprop.runner.session import Session
 from relprop.targets.start import Start
 from relprop.tracer.binding import Inputs
+from relprop.tracer.forms import PLAIN
 from relprop.tracer.program import is_floating, place, role
 from relprop.tracer.surroundings import undisturbed
 
@@ -65,8 +66,7 @@ class Observation:
         self._forget()
 
     def _forget(self) -> None:
-        self._done: tuple[Run, Start] | None = None
-        self._by_rules: dict[RuleSet, tuple[Run, Start]] = {}
+        self._runs: dict[RuleSet | None, tuple[Run, Start]] = {}
         self._passed: tuple[Plan, Ledger, dict[fx.Node, Tensor]] | None = None
 
     def names(self, pattern: str = "*") -> list[str]:
@@ -92,7 +92,7 @@ class Observation:
         on it. ``gradient``: as ``explain`` has it, the model's, the ``"balanced"`` one or that of a
         rule set."""
         found, rules = self._matching(pattern), balance_of(gradient)
-        done, start = self._forward() if rules is None else self._balanced(rules)
+        done, start = self._forward(rules)
         if rules is None:
             self.may_differentiate()
         with undisturbed(self.session.model):
@@ -170,34 +170,28 @@ class Observation:
             raise OptionError(f"no node is called {pattern!r}", then=then)
         return found
 
-    def _forward(self) -> tuple[Run, Start]:
+    def _forward(self, rules: RuleSet | None = None) -> tuple[Run, Start]:
+        """The forward pass, with the gradient forms of a rule set if there is one."""
         if self._closed:
             raise RelpropError("this instrument is closed: read it inside its with block")
-        if self._done is None:
+        if rules not in self._runs:
             session, program = self.session, self.session.program
-            watched = {n for n in program.graph.nodes if is_floating(n) and role(n) == "activation"}
-            watched.update(program.labels.values())  # what is set is a constant
-            part = Part(self.inputs, Prepared(None), 0, self.inputs.batch)
+            if rules is None:
+                nodes = program.graph.nodes
+                watched = {n for n in nodes if is_floating(n) and role(n) == "activation"}
+                watched.update(program.labels.values())  # what is set is a constant
+                part = Part(self.inputs, Prepared(None), 0, self.inputs.batch)
+                forms, kept = PLAIN, Kept(set(nodes), watched)
+            else:
+                plain, start = self._forward()
+                part, leaves = plain.part, tuple(program.leaves.values())
+                forms = forms_for_gradients(session, rules, _starts(start), leaves, program.sites)
+                kept = Kept(plain.forward.values.keys(), plain.forward.watched.keys())
             with undisturbed(session.model):
-                kept = Kept(set(program.graph.nodes), watched)
-                done = Run(part, forward(program, session.model, self.inputs, kept))
-                self._done = done, done.start(session, self.target)
-        return self._done
-
-    def _balanced(self, rules: RuleSet) -> tuple[Run, Start]:
-        """The forward pass with the gradient forms of a rule set."""
-        plain, start = self._forward()
-        if rules in self._by_rules:
-            return self._by_rules[rules]
-        session, program = self.session, self.session.program
-        leaves = tuple(program.leaves.values())
-        forms = forms_for_gradients(session, rules, _starts(start), leaves, program.sites)
-        kept = Kept(plain.forward.values.keys(), plain.forward.watched.keys())
-        with undisturbed(session.model):
-            done = forward(program, session.model, self.inputs, kept, forms=forms)
-            run = Run(plain.part, done, forms=forms)
-            self._by_rules[rules] = run, run.start(session, self.target)
-        return self._by_rules[rules]
+                made = forward(program, session.model, self.inputs, kept, forms=forms)
+                run = Run(part, made, forms=forms)
+                self._runs[rules] = run, run.start(session, self.target)
+        return self._runs[rules]
 
     def _propagate(self) -> tuple[Plan, Ledger, dict[fx.Node, Tensor]]:
         if self._passed is None:
