@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relprop.api.generate import GenConfig, generated
-from relprop.api.prolonged import prolonged
+from relprop.api.generate import GenConfig, generated, prolonged
 from relprop.errors import InputError, OptionError
 from relprop.targets.outputs import CLASSES
 from relprop.tracer.binding import Inputs, bind, flatten_output
