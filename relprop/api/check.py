@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,6 @@ from relprop.runner.differences import other_gradients
 from relprop.runner.input_study import is_text
 from relprop.runner.memory import estimated
 from relprop.runner.needing import needs_of
-from relprop.runner.needs import Needs
 from relprop.runner.question import Question
 from relprop.runner.session import Session, open_session
 from relprop.runner.sites import past_attention
@@ -134,10 +134,7 @@ def _report(session: Session, plan: Plan, starts: tuple[fx.Node, ...]) -> Report
 
 def _memory(session: Session, batch: int) -> tuple[Need, ...]:
     """What the default method needs for inputs as long as these, and for longer ones."""
-
-    def make(least: int | None) -> Needs:
-        return needs_of(session, Question("transformer_attribution"), [None], least)
-
+    make = partial(needs_of, session, Question("transformer_attribution"), [None])
     try:
         return tuple(Need(*found) for found in estimated(make, batch, (1, 2, 4)))
     except RelpropError:
