@@ -112,9 +112,8 @@ def _by_its_own(
     named = _named(model, bound)
     stream = _stream(model, named)
     if output_ids is None:
-        made = generated(model, named, stream, how)
-        named = _with_start(named, made.prompt)
-        prompt, ids, logits = made.prompt, made.ids, made.logits
+        prompt, ids, logits = generated(model, named, stream, how)
+        named = _with_start(named, prompt)
     else:
         prompt = named[stream] if stream in named else _decoder_start(model, bound)
         ids, logits = _given(output_ids, prompt), []

@@ -33,16 +33,6 @@ REPEATED, TEXT = ("token_type_ids", "decoder_token_type_ids"), ("mm_token_type_i
 
 
 @dataclass(frozen=True)
-class Generated:
-    """What a model generated: ``prompt`` (batch, positions) as it took it, ``ids`` (batch, steps)
-    after it, and the ``logits`` of every step, (batch, vocabulary)."""
-
-    prompt: Tensor
-    ids: Tensor
-    logits: list[Tensor]
-
-
-@dataclass(frozen=True)
 class GenConfig:
     """How much to generate, by which options of ``generate``, from which random state."""
 
@@ -51,9 +41,13 @@ class GenConfig:
     seed: int
 
 
-def generated(model: Any, named: Mapping[str, Any], stream: str, how: GenConfig) -> Generated:
-    """What ``model.generate`` gives for the inputs. Raises ``OptionError`` for options that are set
-    here, ``InputError`` where it fails or does not return the prompt."""
+def generated(
+    model: Any, named: Mapping[str, Any], stream: str, how: GenConfig
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """What ``model.generate`` gives for the inputs: the prompt (batch, positions) as it took it,
+    the ids (batch, steps) after it, and the logits of every step, (batch, vocabulary). Raises
+    ``OptionError`` for options that are set here, ``InputError`` where it fails or does not return
+    the prompt."""
     _refuse_options(how.options)
     found = _called(model, named, how)
     logits, sequences = getattr(found, "logits", None), getattr(found, "sequences", None)
@@ -63,7 +57,7 @@ def generated(model: Any, named: Mapping[str, Any], stream: str, how: GenConfig)
             "the model's own generate() does not return the prompt, the output and its logits",
             then=[GIVE],
         )
-    return Generated(sequences[:, :-steps], sequences[:, -steps:], list(logits or ()))
+    return sequences[:, :-steps], sequences[:, -steps:], list(logits or ())
 
 
 def _begins_with(taken: Tensor, prompt: Tensor | None) -> bool:
