@@ -1,25 +1,35 @@
-"""The command line: argument parsing; each command is a few lines around the library."""
+"""The command line. Each command is a function whose parameters are its options, a few lines around
+the library; none imports PyTorch before it is at work."""
 
 from __future__ import annotations
 
 import os
 import sys
 import traceback
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from relprop.commands import options
-from relprop.commands.arguments import Answer, Args, DataArgs, ModelArgs, spelt_out
+from relprop.commands.arguments import DataArgs, ModelArgs, spelt_out
+from relprop.commands.card import card
+from relprop.commands.check import check
+from relprop.commands.compare import compare
+from relprop.commands.compile import compile
+from relprop.commands.doctor import doctor
 from relprop.commands.ending import (
     deprecations_silenced,
     one_interrupt,
     refusal,
     warnings_as_messages,
 )
-from relprop.commands.printing import WrongUsage, echo
+from relprop.commands.explain import explain
+from relprop.commands.generate import generate
+from relprop.commands.methods import methods
+from relprop.commands.printing import WrongUsage, echo, echo_json
+from relprop.commands.steps import Steps
+from relprop.commands.writing import check_outs
 from relprop.errors import strictly
 
 CODES = (
@@ -56,7 +66,6 @@ def _root(
         context.with_resource(strictly())
 
 
-@app.command(epilog=CODES)
 def demo(
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("demo.png"),
     seed: Annotated[int, typer.Option(help="Which held-out scene is explained.")] = 8,
@@ -64,125 +73,18 @@ def demo(
     json_output: options.Json = False,
 ) -> None:
     """Explain one held-out digit scene for both of its digits, with the shipped trained model."""
-    from relprop.commands.demo import demo as run
+    check_outs([out], [".png"], force=force, drawn=False)
+    with Steps(1) as steps:
+        steps.next("explaining a scene")
+        from relprop.demo.show import run_demo
 
-    run(out, seed, force=force, json_output=json_output)
-
-
-@app.command(epilog=CODES)
-@spelt_out()
-def explain(args: Args, data: DataArgs, answer: Answer) -> None:
-    """Explain pictures or texts; or, with --data, every sample of a data set, into a run folder
-    (in several processes under accelerate launch -m relprop explain)."""
-    from relprop.commands.explain import explain as run
-
-    run(args, data, answer)
+        report = run_demo(out, seed)
+    if json_output:
+        echo_json({"seed": seed, "picture": str(out), "report": report.splitlines()})
+    else:
+        echo(report)
 
 
-@app.command(epilog=CODES)
-@spelt_out("targets", "rules", "outs")
-def compare(
-    args: Args,
-    answer: Answer,
-    target: options.Target = "predicted",
-    out: options.ComparisonOut = [],  # noqa: B006
-) -> None:
-    """Explain one input by several methods (six that differ, if none is named): rank
-    correlations, and the maps side by side."""
-    from relprop.commands.compare import compare as run
-
-    run(args, replace(answer, targets=[target], outs=out))
-
-
-@app.command(epilog=CODES)
-@spelt_out("targets", "ledger")
-def generate(
-    args: Args,
-    answer: Answer,
-    max_new_tokens: options.NewTokens = 20,
-    seed: options.Seed = None,
-) -> None:
-    """Let a model go on after a prompt (INPUT), and explain every token that it generates."""
-    from relprop.commands.generate import generate as run
-
-    run(args, answer, max_new_tokens, seed)
-
-
-@app.command(epilog=CODES)
-@spelt_out("targets", "outs", "stream", "memory", "ledger")
-def card(
-    args: Args,
-    answer: Answer,
-    out: options.CardOut,
-    target: options.Target = "predicted",
-    max_new_tokens: options.NewTokens = 20,
-    heads: options.Heads = False,
-    checks: options.Checks = True,
-) -> None:
-    """One page about one picture or text: what the answer rests on, in words and outlined, what
-    the model nearly said, and what it says when that part is covered."""
-    from relprop.commands.card import card as run
-
-    answer = replace(answer, targets=[target], outs=out)
-    run(args, answer, max_new_tokens, heads=heads, checks=checks)
-
-
-@app.command(epilog=CODES)
-@spelt_out("targets", "methods", "outs", "stream", "memory")
-def compile(
-    args: Args,
-    answer: Answer,
-    method: options.OneMethod = None,
-    out: options.CompiledOut = None,
-    ahead_of_time: options.AheadOfTime = False,
-) -> None:
-    """One method of one model as a file that PyTorch runs without either, for inputs of INPUT's
-    shape and batches of any size."""
-    from relprop.commands.compile import compile_model
-
-    outs, methods = [] if out is None else [out], [] if method is None else [method]
-    answer = replace(answer, methods=methods, outs=outs)
-    compile_model(args, answer, ahead_of_time=ahead_of_time)
-
-
-@app.command(epilog=CODES)
-@spelt_out("stream", "memory", "max_length")
-def check(
-    args: Args,
-    method: options.CheckedMethod = "transformer_attribution",
-    rules: Annotated[str, typer.Option(help="The rule set, by name.")] = "paper",
-    json_output: options.Json = False,
-) -> None:
-    """Is a model supported: each operation and its rule, where relevance is lost, and which methods
-    apply. Without INPUT, for a random one."""
-    from relprop.commands.check import check as run
-
-    if not run(args, method, rules, json_output=json_output):
-        raise typer.Exit(1)
-
-
-@app.command(epilog=CODES)
-def methods(
-    name: Annotated[str | None, typer.Argument(help="One method, with its options.")] = None,
-    json_output: options.Json = False,
-) -> None:
-    """The methods: whether class-specific, signed, what they cost, and where they come from."""
-    from relprop.commands.methods import show_methods
-
-    show_methods(name, json_output=json_output)
-
-
-@app.command(epilog=CODES)
-def doctor(json_output: options.Json = False) -> None:
-    """What is installed, what does not fit together, what is missing and what to type, and what it
-    runs on."""
-    from relprop.commands.doctor import doctor as run
-
-    if not run(json_output=json_output):
-        raise typer.Exit(1)
-
-
-@app.command(epilog=CODES)
 @spelt_out("precision", "memory", "no_checks")
 def evaluate(
     model: ModelArgs,
@@ -208,6 +110,10 @@ def evaluate(
     from relprop.commands.data_sets import evaluate as run
 
     run(model, data, out, method, measure, json_output=json_output)
+
+
+for _command in (demo, explain, compare, generate, card, compile, check, methods, doctor, evaluate):
+    app.command(epilog=CODES)(_command)
 
 
 def main(arguments: list[str] | None = None) -> None:

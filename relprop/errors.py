@@ -285,7 +285,7 @@ def writable(path: str | os.PathLike[str]) -> Path:
 
 
 def _unwritable(path: Path, reason: str, *then: str) -> InputError:
-    return InputError(message(f"cannot write {str(path)!r}: {reason}", then=then))
+    return InputError(f"cannot write {str(path)!r}: {reason}", then=then)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from relprop.interpreter.ledger import Ledger
 from relprop.writing import refuse_other_kinds, written
 
 if TYPE_CHECKING:
-    from relprop.explanation import Block, Explanation, Generation, Prediction, TokenScores
+    from relprop.explanation import Block, Explanation, Generation, TokenScores
 
 FORMAT = "relprop-explanation-3"
 GENERATION = "relprop-generation-1"
@@ -40,14 +40,11 @@ AMOUNTS = ("arrived", "absolute", "to_inputs", "unread")
 def save(explanation: Explanation, path: str | Path) -> Path:
     """Write ``explanation`` to ``path``. Raises ``InputError`` where no file can be
     written, ``OptionError`` for the name of a file of another kind."""
-    refuse_other_kinds(path, "explanation")
-    _write(path, FORMAT, _header(explanation), dict(_tensors(explanation)))
-    return Path(path)
+    return _write(path, FORMAT, _header(explanation), dict(_tensors(explanation)))
 
 
 def save_generation(generation: Generation, path: str | Path) -> Path:
     """Write ``generation``, all its steps, to ``path``. Raises as ``save`` does."""
-    refuse_other_kinds(path, "generation")
     header = {name: getattr(generation, name) for name in ("labels", "stream", "prompt")}
     header["steps"] = [_header(step) for step in generation.steps]
     tensors: dict[str, Tensor | None] = {"ids": generation.ids}
@@ -57,13 +54,13 @@ def save_generation(generation: Generation, path: str | Path) -> Path:
             for name, t in _tensors(step)
             if k == 0 or PICTURE not in name  # all steps are of the same pictures
         }
-    _write(path, GENERATION, header, tensors)
-    return Path(path)
+    return _write(path, GENERATION, header, tensors)
 
 
 def _write(
     path: str | Path, kind: str, header: dict[str, Any], tensors: Mapping[str, Tensor | None]
-) -> None:
+) -> Path:
+    refuse_other_kinds(path, kind.split("-")[1])
     there = {name: t for name, t in tensors.items() if t is not None}
     # contiguous() leaves an axis of length 1 with the stride it had
     saved = {
@@ -73,6 +70,7 @@ def _write(
     metadata = {"format": kind, "header": text, "sha256": _digest(text, saved)}
     with written(path, "the explanation") as beside:
         save_file(saved, beside, metadata=metadata)
+    return Path(path)
 
 
 def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:
@@ -128,12 +126,14 @@ def _header(explanation: Explanation) -> dict[str, Any]:
 
 
 def _stream_header(stream: TokenScores) -> dict[str, Any]:
-    originals = stream.originals and [[o.size, o.frame] for o in stream.originals]
     fields = {name: getattr(stream, name) for name in STREAM}
-    pictures = stream.pictures and [
-        [[o.size, o.frame] for o in sample] for sample in stream.pictures
-    ]
+    pictures = stream.pictures and [_places(sample) for sample in stream.pictures]
+    originals = stream.originals and _places(stream.originals)
     return {"name": stream.name, **fields, "originals": originals, "pictures": pictures}
+
+
+def _places(originals: Iterable[Original]) -> list[Any]:
+    return [[o.size, o.frame] for o in originals]
 
 
 @guarded
@@ -152,8 +152,9 @@ def load(path: str | Path) -> Explanation | Generation:
 
 
 def _explanation(header: dict[str, Any], tensors: dict[str, Tensor]) -> Explanation:
-    from relprop.explanation import Explanation
+    from relprop.explanation import Explanation, Prediction
 
+    rows = header.get("predictions")
     streams = [
         _read_stream(stream, _below(tensors, f"streams.{i}."))
         for i, stream in enumerate(header["streams"])
@@ -168,16 +169,10 @@ def _explanation(header: dict[str, Any], tensors: dict[str, Tensor]) -> Explanat
         labels=_tuple(header.get("labels")),
         probability=tensors.get("probability"),
         started=tensors.get("started"),
-        predictions=_read_predictions(header.get("predictions")),
+        predictions=rows and tuple(Prediction(*row) for row in rows),
     )
     refuse_unfit(found)
     return found
-
-
-def _read_predictions(rows: list[list[Any]] | None) -> tuple[Prediction, ...] | None:
-    from relprop.explanation import Prediction
-
-    return None if rows is None else tuple(Prediction(*row) for row in rows)
 
 
 def _generation(header: dict[str, Any], tensors: dict[str, Tensor]) -> Generation:
@@ -222,14 +217,10 @@ def _read_blocks(
 
     if paths is None:
         return None
+    values = (_below(tensors, f"blocks.{i}.") for i in range(len(paths)))
     return tuple(
-        Block(
-            path,
-            tensors[f"blocks.{i}.attention"],
-            tensors.get(f"blocks.{i}.gradient"),
-            tensors.get(f"blocks.{i}.relevance"),
-        )
-        for i, path in enumerate(paths)
+        Block(path, own["attention"], own.get("gradient"), own.get("relevance"))
+        for path, own in zip(paths, values, strict=True)
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,6 @@ from relprop.runner.differences import other_gradients
 from relprop.runner.input_study import is_text
 from relprop.runner.memory import estimated
 from relprop.runner.needing import needs_of
-from relprop.runner.needs import Needs
 from relprop.runner.question import Question
 from relprop.runner.session import Session, open_session
 from relprop.runner.sites import past_attention
@@ -64,26 +64,24 @@ def check(
             verifier.run_model(bound)
             how = Conditions(precision=precision, explain_inputs=explain_inputs)
             session = open_session(model, bound, rules, how)
-            starts = _starts(session)
-            one = bound.select(0, 1) if session.program.input_specialised else bound
-            values = execute(session.program, model, one, set(starts))
-            verifier.compare(session, verifier.reference(session.program, one, starts), values)
+            program, starts = session.program, _starts(session)
+            one = bound.select(0, 1) if program.input_specialised else bound
+            values = execute(program, model, one, set(starts))
+            verifier.compare(session, verifier.reference(program, one, starts), values)
             starts = tuple(s for s in starts if s in session.flow.members)
             found = slopes_of(session, one, starts)
-            wanted = frozenset(s.attention for s in session.program.sites) | frozenset(
-                session.program.leaves.values()
-            )
+            wanted = {*(s.attention for s in program.sites), *program.leaves.values()}
             plan = make_plan(
-                session.program, model, session.rules, starts, wanted, on_unknown="collect"
+                program, model, session.rules, starts, frozenset(wanted), on_unknown="collect"
             )
             report = _report(session, plan, starts)
-            other = other_attention(session.program, model, one)
+            other = other_attention(program, model, one)
             return replace(
                 report,
                 unrecognised=tuple(map(describe, other)),
                 memory=_memory(session, bound.batch) if report.ok else (),
                 compared=verifier.outcome,
-                texts=any(is_text(bound, name) for name in session.program.leaves),
+                texts=any(is_text(bound, name) for name in program.leaves),
                 functions=found.functions,
                 gradient_error=other_gradients(found) if found.error else "",
             )
@@ -136,10 +134,7 @@ def _report(session: Session, plan: Plan, starts: tuple[fx.Node, ...]) -> Report
 
 def _memory(session: Session, batch: int) -> tuple[Need, ...]:
     """What the default method needs for inputs as long as these, and for longer ones."""
-
-    def make(least: int | None) -> Needs:
-        return needs_of(session, Question("transformer_attribution"), [None], least)
-
+    make = partial(needs_of, session, Question("transformer_attribution"), [None])
     try:
         return tuple(Need(*found) for found in estimated(make, batch, (1, 2, 4)))
     except RelpropError:
@@ -154,8 +149,9 @@ def _arrival(session: Session, plan: Plan, starts: tuple[fx.Node, ...]) -> Arriv
     """The inputs whose tokens the roll-up reaches and those that pass no attention, or why it
     reaches none."""
     if not plan.steps:
-        why = "no output that a target could read depends on an explained input"
-        return Arrival(rollup_error=why)
+        return Arrival(
+            rollup_error="no output that a target could read depends on an explained input"
+        )
     if not plan.sites:
         usable = ", ".join(f"method={name!r}" for name in past_attention(session.program))
         return Arrival(

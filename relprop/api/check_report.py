@@ -103,11 +103,10 @@ class Report(Captured, Arrival):
         if no op is unknown, to texts only if there is one."""
         if self.capture_error or not self.rows:
             return ()
-        excluded = ("attention",) if self.rollup_error else ()
         return tuple(
             m.name
             for m in METHODS.values()
-            if m.level not in excluded
+            if not (self.rollup_error and m.level == "attention")
             and (self.texts or not m.texts)
             and not (self.unknown and "relevance" in m.needs)
             and not (self.gradient_error and "gradient" in m.needs)
@@ -155,10 +154,7 @@ class Report(Captured, Arrival):
         """A line for everything that is not as one would expect."""
         for title, entries in (
             ("no site", self.softmaxes_without_site),
-            (
-                "attention without a softmax",
-                self.unrecognised,
-            ),
+            ("attention without a softmax", self.unrecognised),
             ("generic rule", self.generic),
             ("UNKNOWN", self.unknown),
             ("hidden site", self.hidden_sites),

@@ -14,6 +14,7 @@ from relprop.adapters import Prepared
 from relprop.adapters.processing import tokenizer_of
 from relprop.adapters.texts import Text, decoded, recorded
 from relprop.api.continuation import continued
+from relprop.api.explain import conditions_of
 from relprop.api.generation import steps_of
 from relprop.error_boundary import guarded
 from relprop.errors import InputError, OptionError
@@ -23,8 +24,7 @@ from relprop.methods.options import SeedlessOptions
 from relprop.opening.opening import opened
 from relprop.progress import showing, with_progress
 from relprop.rules import RuleSet
-from relprop.runner.conditions import Conditions, Memory
-from relprop.runner.memory import checked_memory
+from relprop.runner.conditions import Memory
 from relprop.runner.method import Options
 from relprop.runner.question import Question
 from relprop.targets import span
@@ -95,20 +95,15 @@ def cite(
     tokenizer = tokenizer_of(prepared.processor)
     if tokenizer is None:
         raise InputError("cite needs the model's tokenizer", then=["processor=tokenizer"])
-    how = Conditions(
-        precision=precision,
-        progress=progress,
-        processor=prepared.processor,
-        memory=checked_memory(memory),
-    )
+    opening = {"processor": prepared.processor, "trust_remote_code": False}
+    how = conditions_of(locals() | opening)
 
     def one(text: str, given: str | None) -> Citations:
         ready, whole = _read(model, prepared, tokenizer, text)
-        ids = _answered(model, ready.inputs, tokenizer, given, (max_new_tokens, generate, seed))
+        settings = {"max_new_tokens": max_new_tokens, "options": generate, "seed": seed}
+        ids = _answered(model, ready.inputs, tokenizer, given, settings)
         after = torch.cat([ids, ids[:, -1:]], 1)  # all of it is read, and one token predicted
-        run = continued(
-            model, ready.inputs, max_new_tokens=None, output_ids=after, options=None, seed=seed
-        )
+        run = continued(model, ready.inputs, output_ids=after, seed=seed)
         sentences = _sentences(ids, tokenizer, run.prompt)
         passages = _passages(whole, texts, by)
         options: Options = method_options
@@ -116,7 +111,8 @@ def cite(
             options = {"groups": {NAME: [p.positions for p in passages]}, **method_options}
         targets = [span(s.first, s.last) for s in sentences]
         steps = steps_of(model, ready, run, targets, Question(method, options, rules), how)
-        scores = [_summed(e.streams[NAME].scores[0], passages) for e in steps]
+        rows = [e.streams[NAME].scores[0] for e in steps]
+        scores = [torch.stack([row[p.positions].sum() for p in passages]) for row in rows]
         made = passages, sentences, torch.stack(scores), steps
         return Citations(*made, run.inputs, NAME, run.prompt)
 
@@ -124,11 +120,6 @@ def cite(
         every = with_progress(zip(prompts, answers, strict=True), "question", len(prompts))
         found = [one(text, given) for text, given in every]
     return found[0] if isinstance(question, str) else found
-
-
-def _summed(scores: Tensor, passages: Sequence[Passage]) -> Tensor:
-    """(passages,): the sum of each one's tokens."""
-    return torch.stack([scores[p.positions].sum() for p in passages])
 
 
 def _checked(
@@ -159,23 +150,18 @@ def _texts(given: Any, name: str) -> list[str]:
 def _filled(prompt: str, documents: list[str], question: str) -> str:
     if "{documents}" not in prompt:
         raise OptionError(f"prompt={prompt!r}: {{documents}} must be in it")
-    both = {"{documents}": "\n\n".join(documents), "{question}": question}
-    before, behind = prompt.split("{documents}", 1)
-    before, behind = (part.replace("{question}", both["{question}"]) for part in (before, behind))
-    return before + both["{documents}"] + behind
-
-
-def _in_chat(tokenizer: Any, text: str) -> str:
-    """The prompt as a turn of the user's, where the tokenizer has a chat template."""
-    if not getattr(tokenizer, "chat_template", None):
-        return text
-    chat = [{"role": "user", "content": text}]
-    return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+    parts = prompt.split("{documents}", 1)
+    before, behind = (part.replace("{question}", question) for part in parts)
+    return before + "\n\n".join(documents) + behind
 
 
 def _read(model: nn.Module, prepared: Prepared, tokenizer: Any, text: str) -> tuple[Prepared, Text]:
-    """A prompt as the model reads it, and its text with each token's characters."""
-    text, chat = _in_chat(tokenizer, text), bool(getattr(tokenizer, "chat_template", None))
+    """A prompt as the model reads it (a turn of the user's, where the tokenizer has a chat
+    template), and its text with each token's characters."""
+    chat = bool(getattr(tokenizer, "chat_template", None))
+    if chat:
+        turn = [{"role": "user", "content": text}]
+        text = str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
     made = tokenizer([text], add_special_tokens=not chat)  # a chat's template writes them itself
     ids, records = list(made["input_ids"][0]), tuple(getattr(made, "encodings", None) or ())
     rows = torch.tensor([ids], device=home_of(model)[0])
@@ -190,17 +176,13 @@ def _answered(
     given: Mapping[str, Tensor],
     tokenizer: Any,
     answer: str | None,
-    settings: tuple[int, Mapping[str, Any] | None, int],
+    settings: Mapping[str, Any],
 ) -> Tensor:
     """The answer's ids, (1, tokens), without an end. Raises ``InputError`` for an empty one."""
     if answer is not None:
         ids = list(tokenizer(answer, add_special_tokens=False)["input_ids"])
     else:
-        count, options, seed = settings
-        made = continued(
-            model, given, max_new_tokens=count, output_ids=None, options=options, seed=seed
-        )
-        ids = made.ids[0].tolist()
+        ids = continued(model, given, **settings).ids[0].tolist()
     while ids and (ids[-1] < 0 or ids[-1] in tokenizer.all_special_ids):
         ids.pop()
     if not ids:

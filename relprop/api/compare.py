@@ -3,28 +3,23 @@ and, given a metric, which heads and layers serve it best."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
-from relprop.api.comparison import Comparison, Trial
+from relprop.api.comparison import Comparison, Metric, Trial
+from relprop.api.explain import conditions_of
 from relprop.error_boundary import guarded
 from relprop.errors import OptionError, RelpropError, first_line
 from relprop.explanation import Explanation
 from relprop.methods import GROUPS, method_named
 from relprop.runner.ask import ask
-from relprop.runner.conditions import Conditions, Memory
+from relprop.runner.conditions import Memory
 from relprop.runner.fusion import FUSIONS
-from relprop.runner.memory import checked_memory
 from relprop.runner.question import Question, checked_keep
-
-if TYPE_CHECKING:
-    pass
-
-Metric = Callable[[Explanation], Any]
 
 
 @guarded
@@ -73,18 +68,7 @@ def compare(
     (['transformer_attribution', 'rollout'], torch.Size([2, 2]))
     """  # noqa: E501
     questions = _questions(methods, keep, ledger)
-    how = Conditions(
-        batch_size,
-        explain_inputs,
-        precision,
-        on_unknown,
-        progress,
-        processor,
-        trust_remote_code,
-        verify,
-        checked_memory(memory),
-        keep_pictures,
-    )
+    how = conditions_of(locals())
     refused: dict[int, RelpropError] = {}
     (found,) = ask(model, inputs, [target], list(questions.values()), how, refused)
     explanations = {label: e for label, e in zip(questions, found, strict=True) if e is not None}
@@ -99,13 +83,10 @@ def compare(
 
 
 def _questions(
-    methods: Iterable[str | tuple[str, Mapping[str, Any]]] | None,
-    keep: str | Iterable[str],
-    ledger: bool | None,
+    methods: object, keep: str | Iterable[str], ledger: bool | None
 ) -> dict[str, Question]:
     """The questions by label; a method that is there twice is told apart by its options."""
-    kept = checked_keep(keep)
-    wanted = _wanted(methods)
+    kept, wanted = checked_keep(keep), _wanted(methods)
     questions: dict[str, Question] = {}
     for name, options in wanted:
         method_named(name, level=None)
@@ -119,38 +100,28 @@ def _questions(
     return questions
 
 
-def _wanted(
-    methods: Iterable[str | tuple[str, Mapping[str, Any]]] | None,
-) -> list[tuple[str, Mapping[str, Any]]]:
+def _wanted(methods: Any) -> list[tuple[str, Mapping[str, Any]]]:
     """Names with their options, groups written out."""
     methods = "usual" if methods is None else methods
-    given = [methods] if isinstance(methods, str) else methods
-    given = list(given) if isinstance(given, Iterable) else [given]
+    several = isinstance(methods, Iterable) and not isinstance(methods, str)
+    given = list(methods) if several else [methods]
     if not given:
         raise OptionError("methods is empty: give names, or pairs of a name and its options")
-    for entry in given:
-        if not isinstance(entry, str) and not _is_pair(entry):
-            raise OptionError(
-                f"methods: {entry!r} is neither a name nor a pair of a name and its options",
-                then=['methods=["rollout", ("gae", {"layers": [-1]})]'],
-            )
     named: list[tuple[str, Mapping[str, Any]]] = []
     for entry in given:
-        if isinstance(entry, str):
-            named += [(name, {}) for name in GROUPS[entry]()] if entry in GROUPS else [(entry, {})]
-        else:
-            named.append(entry)
+        match entry:
+            case str() if entry in GROUPS:
+                named += [(name, {}) for name in GROUPS[entry]()]
+            case str():
+                named.append((entry, {}))
+            case [str() as name, Mapping() as options]:
+                named.append((name, options))
+            case _:
+                raise OptionError(
+                    f"methods: {entry!r} is neither a name nor a pair of a name and its options",
+                    then=['methods=["rollout", ("gae", {"layers": [-1]})]'],
+                )
     return named
-
-
-def _is_pair(entry: object) -> bool:
-    """Whether it is a name with its options."""
-    return (
-        isinstance(entry, (tuple, list))
-        and len(entry) == 2
-        and isinstance(entry[0], str)
-        and isinstance(entry[1], Mapping)
-    )
 
 
 def _to_try(

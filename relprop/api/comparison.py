@@ -73,29 +73,23 @@ class Comparison:
                 then=nearest(stream, there),
             )
         first = next(iter(chosen.values()))
-        same = {label: e for label, e in chosen.items() if e.scores.shape == first.scores.shape}
+        same = {
+            label: e.scores.double().cpu()
+            for label, e in chosen.items()
+            if e.scores.shape == first.scores.shape
+        }
         table = torch.full((len(same), len(same)), torch.nan, dtype=torch.float64)
         for i, a in enumerate(same.values()):
             for k, b in enumerate(same.values()):
-                pairs = zip(
-                    a.scores.double().cpu(),
-                    b.scores.double().cpu(),
-                    first.content.cpu(),
-                    strict=True,
-                )
-                table[i, k] = torch.stack(
-                    [rank_correlation(x[c], y[c]) for x, y, c in pairs]
-                ).nanmean()
+                rows = zip(a, b, first.content.cpu(), strict=True)
+                each = [rank_correlation(x[c], y[c]) for x, y, c in rows]
+                table[i, k] = torch.stack(each).nanmean()
         return tuple(same), table
 
     def __str__(self) -> str:
         first = next(iter(self.explanations.values()))
-        lines = [
-            (
-                f"{counted(len(self.explanations), 'method')}, "
-                f"{counted(len(first), 'sample')}, target {first._named_target()}"
-            )
-        ]
+        counts = f"{counted(len(self.explanations), 'method')}, {counted(len(first), 'sample')}"
+        lines = [f"{counts}, target {first._named_target()}"]
         for stream in first.streams:
             names, table = self.rank_correlations(stream)
             wide = max(map(len, names))
@@ -108,13 +102,9 @@ class Comparison:
                 f"{i + 1:>3} {name:<{wide}}" + "".join(f"{v:>7.2f}" for v in row)
                 for i, (name, row) in enumerate(zip(names, table.tolist(), strict=True))
             ]
-        lines += [
-            (
-                f"{trial.value:>10.4f}  "
-                f"{trial.method}({', '.join(f'{k}={v!r}' for k, v in trial.options.items())})"
-            )
-            for trial in self.trials
-        ]
+        for trial in self.trials:
+            options = ", ".join(f"{k}={v!r}" for k, v in trial.options.items())
+            lines.append(f"{trial.value:>10.4f}  {trial.method}({options})")
         return "\n".join([*lines, *self._notes()])
 
     __repr__ = __str__
@@ -144,8 +134,10 @@ class Comparison:
         score. Each has its own scale; signed ones diverge about 0."""
         from relprop.views.plot import plot_comparison
 
-        return plot_comparison(
-            {label: e if stream is None else e[stream] for label, e in self.explanations.items()},
-            image,
-            sample=sample,
-        )
+        return plot_comparison(shown(self, stream), image, sample=sample)
+
+
+def shown(comparison: Comparison, stream: str | None) -> dict[str, Explanation]:
+    """Each method's explanation, of one explained input alone if it is named."""
+    found = comparison.explanations.items()
+    return {label: e if stream is None else e[stream] for label, e in found}

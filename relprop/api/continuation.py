@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from relprop.api.generate import GenConfig, generated
-from relprop.api.prolonged import prolonged
-from relprop.errors import InputError, OptionError, message
+from relprop.api.generate import GenConfig, generated, prolonged
+from relprop.errors import InputError, OptionError
 from relprop.targets.outputs import CLASSES
 from relprop.tracer.binding import Inputs, bind, flatten_output
 from relprop.tracer.modules import safe_getattr
@@ -48,10 +47,10 @@ def continued(
     model: nn.Module,
     inputs: Any,
     *,
-    max_new_tokens: int | None,
-    output_ids: Any,
-    options: Mapping[str, Any] | None,
-    seed: int,
+    max_new_tokens: int | None = None,
+    output_ids: Any = None,
+    options: Mapping[str, Any] | None = None,
+    seed: int = 0,
     may_repeat: bool = False,
 ) -> Continuation:
     """The output of ``model`` after ``inputs``, generated now or given; ``may_repeat``: it may
@@ -74,23 +73,14 @@ def _plain(model: nn.Module, inputs: Any, output_ids: Any) -> Continuation:
     """A model without ``generate``: its one tensor of ids, (batch, positions), is continued by
     ``output_ids``."""
     if output_ids is None:
+        how = "output_ids=, (batch, new tokens), −1 where a sample has ended"
         raise OptionError(
-            message(
-                f"{type(model).__name__} has no generate()",
-                then=[
-                    (
-                        "give what it generated: output_ids=, (batch, new tokens), −1 where "
-                        "a sample has ended"
-                    )
-                ],
-            )
+            f"{type(model).__name__} has no generate()", then=[f"give what it generated: {how}"]
         )
     bound = bind(inputs)
-    prompts = [
-        n
-        for n, t, b in zip(bound.names, bound.tensors, bound.batched, strict=True)
-        if b and t.dim() == 2 and not t.is_floating_point()
-    ]
+    tensors = dict(zip(bound.names, bound.tensors, strict=True))
+    batched = (n for n, b in zip(bound.names, bound.batched, strict=True) if b)
+    prompts = [n for n in batched if tensors[n].dim() == 2 and not tensors[n].is_floating_point()]
     if len(prompts) != 1:
         raise InputError(
             f"{len(prompts)} inputs are (batch, positions) of integers "
@@ -98,7 +88,6 @@ def _plain(model: nn.Module, inputs: Any, output_ids: Any) -> Continuation:
             "generate() is the only one"
         )
     (name,) = prompts
-    tensors = dict(zip(bound.names, bound.tensors, strict=True))
     ids = _given(output_ids, tensors[name])
     first = _first_logits(model, *bound.rebuild(bound.tensors))
     extended = torch.cat([tensors[name], ids[:, :-1].clamp(min=0).to(tensors[name].dtype)], 1)
@@ -123,9 +112,8 @@ def _by_its_own(
     named = _named(model, bound)
     stream = _stream(model, named)
     if output_ids is None:
-        made = generated(model, named, stream, how)
-        named = _with_start(named, made.prompt)
-        prompt, ids, logits = made.prompt, made.ids, made.logits
+        prompt, ids, logits = generated(model, named, stream, how)
+        named = _with_start(named, prompt)
     else:
         prompt = named[stream] if stream in named else _decoder_start(model, bound)
         ids, logits = _given(output_ids, prompt), []
@@ -152,13 +140,26 @@ def _named(model: Any, bound: Inputs) -> dict[str, Any]:
 
 def _stream(model: Any, named: Mapping[str, Any]) -> str:
     """Which input holds the output; the prompt in it is checked."""
-    decoder = bool(safe_getattr(model.config, "is_encoder_decoder"))
-    if not decoder:
-        _check_prompt(named, "input_ids", "attention_mask")
-        return "input_ids"
-    if "decoder_input_ids" in named:
-        _check_prompt(named, "decoder_input_ids", "decoder_attention_mask")
-    return "decoder_input_ids"
+    prefix = "decoder_" if safe_getattr(model.config, "is_encoder_decoder") else ""
+    stream, mask = f"{prefix}input_ids", f"{prefix}attention_mask"
+    if stream not in named and not prefix:
+        raise InputError(
+            f"there is no {stream!r} among the inputs ({', '.join(named)}): it is the "
+            "prompt that the model continues"
+        )
+    given = named.get(mask) if stream in named else None
+    if given is not None and given.dim() != 2:
+        raise InputError(
+            f"{mask!r} is {list(given.shape)}; one that can be continued is (batch, positions)"
+        )
+    bad = [] if given is None else (given[:, -1] == 0).nonzero().flatten().tolist()
+    if bad:
+        raise InputError(
+            f"the prompt of sample {bad[0]} ends in padding, and a model continues after the last "
+            "position",
+            then=["pad on the left: tokenizer.padding_side = 'left'"],
+        )
+    return stream
 
 
 def _with_start(named: Mapping[str, Any], prompt: Tensor) -> dict[str, Any]:
@@ -187,32 +188,6 @@ def _refuse_repeated(ids: Tensor, prompt: Tensor, given: bool) -> None:
         )
 
 
-def _check_prompt(named: Mapping[str, Any], ids: str, mask: str) -> None:
-    if ids not in named:
-        raise InputError(
-            f"there is no {ids!r} among the inputs ({', '.join(named)}): it is the "
-            "prompt that the model continues"
-        )
-    given = named.get(mask)
-    if given is None:
-        return
-    if given.dim() != 2:
-        raise InputError(
-            f"{mask!r} is {list(given.shape)}; one that can be continued is (batch, positions)"
-        )
-    bad = (given[:, -1] == 0).nonzero().flatten().tolist()
-    if bad:
-        raise InputError(
-            message(
-                (
-                    f"the prompt of sample {bad[0]} ends in padding, and a model continues "
-                    "after the last position"
-                ),
-                then=["pad on the left: tokenizer.padding_side = 'left'"],
-            )
-        )
-
-
 def _decoder_start(model: Any, bound: Inputs) -> Tensor:
     """(batch, 1): the token a decoder starts with."""
     for holder in (getattr(model, "generation_config", None), model.config):
@@ -231,13 +206,8 @@ def _given(output_ids: Any, prompt: Tensor) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         fact = f"output_ids is {type(output_ids).__name__}: ids, (batch, steps), are needed"
         raise InputError(fact) from error
-    if (
-        ids.is_floating_point()
-        or ids.dtype == torch.bool
-        or ids.dim() != 2
-        or len(ids) != len(prompt)
-        or not ids.shape[1]
-    ):
+    whole = not ids.is_floating_point() and ids.dtype != torch.bool
+    if not whole or ids.dim() != 2 or len(ids) != len(prompt) or not ids.shape[1]:
         raise InputError(
             f"output_ids is a {str(ids.dtype).removeprefix('torch.')} tensor "
             f"{list(ids.shape)}; it is integers, (batch, new tokens), for a batch of "
@@ -255,11 +225,8 @@ def _end_ids(model: Any, options: Mapping[str, Any]) -> tuple[int, ...]:
     """The tokens that end a sample: by the options (``None``: none does), else by the model's own
     settings."""
     holders = (getattr(model, "generation_config", None), model.config)
-    found = (
-        options["eos_token_id"]
-        if "eos_token_id" in options
-        else next((k for h in holders if (k := safe_getattr(h, "eos_token_id")) is not None), None)
-    )
+    own = (safe_getattr(holder, "eos_token_id") for holder in holders)
+    found = options.get("eos_token_id", next((k for k in own if k is not None), None))
     if found is None:
         return ()
     return tuple(int(k) for k in found) if isinstance(found, (list, tuple)) else (int(found),)

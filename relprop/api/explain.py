@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Unpack
 
 import torch
@@ -123,26 +124,7 @@ def explain(
     >>> e.scores.shape, e.heatmap().shape
     (torch.Size([2, 65]), torch.Size([2, 32, 32]))
     """
-    return explain_many(
-        model,
-        inputs,
-        [target],
-        method=method,
-        rules=rules,
-        batch_size=batch_size,
-        explain_inputs=explain_inputs,
-        precision=precision,
-        on_unknown=on_unknown,
-        keep=keep,
-        progress=progress,
-        processor=processor,
-        trust_remote_code=trust_remote_code,
-        verify=verify,
-        memory=memory,
-        keep_pictures=keep_pictures,
-        ledger=ledger,
-        **method_options,
-    )[0]
+    return _answers(locals(), [target])[0]
 
 
 @guarded
@@ -170,20 +152,22 @@ def explain_many(
 ) -> list[Explanation]:
     """One explanation per target, from one forward pass; each equals ``explain`` for that target
     alone. Arguments as there."""
-    question = Question(method, method_options, rules, checked_keep(keep), ledger=ledger)
-    how = Conditions(
-        batch_size,
-        explain_inputs,
-        precision,
-        on_unknown,
-        progress,
-        processor,
-        trust_remote_code,
-        verify,
-        checked_memory(memory),
-        keep_pictures,
-    )
-    return Explanations(row[0] for row in ask(model, inputs, targets, [question], how))  # type: ignore[misc]
+    return _answers(locals(), targets)
+
+
+def _answers(given: Mapping[str, Any], targets: Sequence[Any]) -> list[Explanation]:
+    """An explanation per target; ``given``: the arguments of ``explain`` by name."""
+    asked = {name: given[name] for name in ("method", "rules", "ledger")}
+    keep = checked_keep(given["keep"])
+    question = Question(**asked, options=given["method_options"], keep=keep)
+    rows = ask(given["model"], given["inputs"], targets, [question], conditions_of(given))
+    return Explanations(row[0] for row in rows)  # type: ignore[misc]
+
+
+def conditions_of(given: Mapping[str, Any]) -> Conditions:
+    """The conditions among the arguments of a public function, by their names."""
+    there = {f.name: given[f.name] for f in fields(Conditions) if f.name in given}
+    return Conditions(**there | {"memory": checked_memory(given["memory"])})
 
 
 @guarded

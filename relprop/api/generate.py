@@ -1,5 +1,7 @@
 """A model's own ``generate``: the prompt as the model took it, the tokens after it, and the logits
-of each step. Nothing here chooses a token."""
+of each step. Nothing here chooses a token. And the inputs of one pass over prompt and output:
+everything that has an entry per position of the prompt, continued as the model does when it
+generates."""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from relprop.errors import InputError, OptionError
+from relprop.adapters.masks import positions_of
+from relprop.errors import InputError, OptionError, first_line
+from relprop.opening import base_model
 from relprop.progress import SHOWN, counting
 from relprop.tracer.surroundings import undisturbed
 
@@ -24,16 +28,8 @@ OURS = (
 )
 SINGLE = ("num_beams", "num_return_sequences", "num_beam_groups")
 GIVE = "give what was generated: output_ids="
-
-
-@dataclass(frozen=True)
-class Generated:
-    """What a model generated: ``prompt`` (batch, positions) as it took it, ``ids`` (batch, steps)
-    after it, and the ``logits`` of every step, (batch, vocabulary)."""
-
-    prompt: Tensor
-    ids: Tensor
-    logits: list[Tensor]
+#: Inputs whose last entry holds on, and those that say 0 of what is text.
+REPEATED, TEXT = ("token_type_ids", "decoder_token_type_ids"), ("mm_token_type_ids",)
 
 
 @dataclass(frozen=True)
@@ -45,9 +41,13 @@ class GenConfig:
     seed: int
 
 
-def generated(model: Any, named: Mapping[str, Any], stream: str, how: GenConfig) -> Generated:
-    """What ``model.generate`` gives for the inputs. Raises ``OptionError`` for options that are set
-    here, ``InputError`` where it fails or does not return the prompt."""
+def generated(
+    model: Any, named: Mapping[str, Any], stream: str, how: GenConfig
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """What ``model.generate`` gives for the inputs: the prompt (batch, positions) as it took it,
+    the ids (batch, steps) after it, and the logits of every step, (batch, vocabulary). Raises
+    ``OptionError`` for options that are set here, ``InputError`` where it fails or does not return
+    the prompt."""
     _refuse_options(how.options)
     found = _called(model, named, how)
     logits, sequences = getattr(found, "logits", None), getattr(found, "sequences", None)
@@ -57,7 +57,7 @@ def generated(model: Any, named: Mapping[str, Any], stream: str, how: GenConfig)
             "the model's own generate() does not return the prompt, the output and its logits",
             then=[GIVE],
         )
-    return Generated(sequences[:, :-steps], sequences[:, -steps:], list(logits or ()))
+    return sequences[:, :-steps], sequences[:, -steps:], list(logits or ())
 
 
 def _begins_with(taken: Tensor, prompt: Tensor | None) -> bool:
@@ -120,7 +120,44 @@ def _called(model: Any, named: Mapping[str, Any], how: GenConfig) -> Any:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            reason = next((line for line in str(error).splitlines() if line.strip()), "")
-            raise InputError(
-                f"the model's own generate() fails: {type(error).__name__}: {reason}", then=[GIVE]
-            ) from error
+            fact = f"the model's own generate() fails: {type(error).__name__}: {first_line(error)}"
+            raise InputError(fact, then=[GIVE]) from error
+
+
+def prolonged(
+    named: Mapping[str, Any], stream: str, model: Any, ids: Tensor, pad: int = 0
+) -> dict[str, Any]:
+    """The inputs with ``ids`` after the prompt, which is ``named[stream]``. Raises ``InputError``
+    for an input of which it is not known how it goes on."""
+    prefix, prompt = stream.removesuffix("input_ids"), named[stream]
+    found = dict(named)
+    for name, value in named.items():
+        if name == stream:
+            found[name] = torch.cat([prompt, torch.where(ids < 0, pad, ids).to(prompt.dtype)], 1)
+        elif _is_alongside(value, prompt) and name.startswith(prefix):
+            found[name] = torch.cat([value, _more(name, prefix, value, ids)], 1)
+    if not prefix and "position_ids" not in named:
+        found |= positions_of(base_model(model), found)
+    return found
+
+
+def _is_alongside(value: Any, prompt: Tensor) -> bool:
+    """Whether an input has an integer for every position of the prompt."""
+    integers = isinstance(value, Tensor) and not value.is_floating_point() and value.dim() == 2
+    return integers and value.shape[1] == prompt.shape[1]
+
+
+def _more(name: str, prefix: str, value: Tensor, ids: Tensor) -> Tensor:
+    """What an input says of the positions of ``ids``."""
+    last, steps = value[:, -1:], ids.shape[1]
+    if name == f"{prefix}attention_mask":
+        return (ids >= 0).to(value.dtype)
+    if name == f"{prefix}position_ids":
+        return last + torch.arange(1, steps + 1, device=value.device)
+    if name in REPEATED or name in TEXT:
+        return (last if name in REPEATED else torch.zeros_like(last)).expand(-1, steps)
+    raise InputError(
+        f"input {name!r} has an entry for every position of the prompt, and how it goes on is not "
+        "known",
+        then=["explain each step alone: relprop.explain(model, {... first tokens ...}, token)"],
+    )

@@ -14,8 +14,9 @@ from relprop.adapters import Prepared
 from relprop.adapters.processing import tokenizer_of
 from relprop.adapters.words import pieces_of
 from relprop.api.continuation import Continuation, continued
+from relprop.api.explain import conditions_of
 from relprop.error_boundary import guarded
-from relprop.errors import InputError, message
+from relprop.errors import InputError
 from relprop.explanation import Explanation, Generation, TokenScores
 from relprop.methods.options import GenerationOptions
 from relprop.opening.opening import opened
@@ -23,7 +24,6 @@ from relprop.progress import showing
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions, Memory
-from relprop.runner.memory import checked_memory
 from relprop.runner.question import Question, checked_keep, move_processor_options
 from relprop.targets.index import Nothing, Output
 
@@ -96,15 +96,8 @@ def explain_generation(
     question = Question(method, method_options, rules, checked_keep(keep))
     inputs, (question,) = move_processor_options(inputs, [question])
     model, prepared = opened(model, inputs, processor, trust_remote_code=trust_remote_code)
-    how = Conditions(
-        batch_size,
-        None,
-        precision,
-        on_unknown,
-        progress,
-        prepared.processor,
-        memory=checked_memory(memory),
-    )
+    opening = {"processor": prepared.processor, "trust_remote_code": False}
+    how = conditions_of(locals() | opening)
     with showing(progress):
         whole = continued(
             model,
@@ -114,18 +107,14 @@ def explain_generation(
             options=generate,
             seed=seed,
         )
-        made = explained(model, prepared, whole, question, how)
-    return made.sent_on(hops) if hops else made
-
-
-def explained(
-    model: nn.Module, prompt: Prepared, whole: Continuation, question: Question, how: Conditions
-) -> Generation:
-    """An explanation for every token of the output. Raises ``InputError`` where the pass does not
-    give a token the logit that generation saw."""
-    steps = steps_of(model, prompt, whole, _targets(whole.ids), question, how)
+        steps = steps_of(model, prepared, whole, _targets(whole.ids), question, how)
     _refuse_other_logits(model, whole, torch.stack([e.output for e in steps], 1))
-    return _named_by(tokenizer_of(prompt.processor), whole, prompt.encodings, steps)
+    tokenizer = tokenizer_of(prepared.processor)
+    names = _labels(whole, prepared.encodings, tokenizer)
+    text = [[_named(t, tokenizer) for t in row] for row in whole.ids.tolist()]
+    labelled = tuple(_labelled(e, names) for e in steps)
+    made = Generation(labelled, whole.ids.cpu(), text, whole.stream, whole.prompt)
+    return made.sent_on(hops) if hops else made
 
 
 def steps_of(
@@ -141,16 +130,6 @@ def steps_of(
     return tuple(e for row in rows for e in row if e is not None)
 
 
-def _named_by(
-    tokenizer: Any, whole: Continuation, encodings: tuple[Any, ...], steps: Sequence[Explanation]
-) -> Generation:
-    """The generation of these steps, its tokens as the tokenizer names them."""
-    names = _labels(whole, encodings, tokenizer)
-    text = [[_named(t, tokenizer) for t in row] for row in whole.ids.tolist()]
-    labelled = tuple(_labelled(e, names) for e in steps)
-    return Generation(labelled, whole.ids.cpu(), text, whole.stream, whole.prompt)
-
-
 def _targets(ids: Tensor) -> list[list[Output | Nothing]]:
     """For each step a target per sample: the token that was generated then, at the position before
     it; nothing after a sample's end."""
@@ -164,32 +143,22 @@ def _targets(ids: Tensor) -> list[list[Output | Nothing]]:
 def _refuse_other_logits(model: nn.Module, whole: Continuation, found: Tensor) -> None:
     """The pass must give every generated token the logit that generation saw (or, for given output,
     the first one)."""
-    precision = max(
-        (torch.finfo(p.dtype).eps for p in model.parameters() if p.is_floating_point()), default=0.0
-    )
+    floating = (p for p in model.parameters() if p.is_floating_point())
+    precision = max((torch.finfo(p.dtype).eps for p in floating), default=0.0)
     allowed = max(4e-4, 32 * precision) * whole.scale
-    off = ((found.double().cpu() - whole.seen).abs() > allowed) & (
-        whole.ids.cpu() >= 0
-    )  # a NaN is not known and not off
+    off = (found.double().cpu() - whole.seen).abs() > allowed  # a NaN is not known and not off
+    off &= whole.ids.cpu() >= 0
     if bool(off.any()):
         sample, step = off.nonzero()[0].tolist()
         raise InputError(
-            message(
-                "one pass over prompt and output does not see what generation saw: at "
-                f"step {step} of sample {sample} the token's logit is "
-                f"{float(found[sample, step]):.4g}, not {float(whole.seen[sample, step]):.4g}",
-                then=[
-                    "give the attention_mask of a padded prompt",
-                    (
-                        "a model whose earlier positions see later ones cannot be explained "
-                        "in one pass:"
-                    ),
-                    (
-                        "explain each step alone: relprop.explain(model, {... first tokens "
-                        "...}, token)"
-                    ),
-                ],
-            )
+            "one pass over prompt and output does not see what generation saw: at "
+            f"step {step} of sample {sample} the token's logit is "
+            f"{float(found[sample, step]):.4g}, not {float(whole.seen[sample, step]):.4g}",
+            then=[
+                "give the attention_mask of a padded prompt",
+                "a model whose earlier positions see later ones cannot be explained in one pass:",
+                "explain each step alone: relprop.explain(model, {... first tokens ...}, token)",
+            ],
         )
 
 

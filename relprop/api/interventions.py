@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from relprop.adapters.masks import is_padded
-from relprop.api.hooks import tidy
 from relprop.api.many import outcomes
 from relprop.api.observation import Observation
 from relprop.api.settings import (
@@ -21,9 +20,10 @@ from relprop.api.settings import (
     checked_settings,
     stand_in,
     step_of,
+    tidy,
 )
 from relprop.error_boundary import guarded
-from relprop.errors import OptionError, PartlySetWarning, SharedBatchWarning, message, warn
+from relprop.errors import OptionError, PartlySetWarning, SharedBatchWarning, warn
 from relprop.explanation import Explanation
 from relprop.rules import RuleSet
 from relprop.runner.ask import ask_once
@@ -242,7 +242,7 @@ class Instrument(Observation):
         session, inputs = self._opened(reference)
         if is_padded(dict(zip(inputs.names, inputs.tensors, strict=True))):
             fact = "reference= holds padded texts, whose padding would stand in for tokens"
-            raise OptionError(message(fact, then=["give it texts of one length"]))
+            raise OptionError(fact, then=["give it texts of one length"])
         node = session.program.labels[name]
         with undisturbed(session.model), torch.no_grad():
             return tidy(execute(session.program, session.model, inputs, {node})[node])

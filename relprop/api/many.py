@@ -32,6 +32,23 @@ def outcomes(
     """y_t of every sample, (batch,), under each of the changes alone; ``held``: the values of all
     nodes without any."""
     found, free = dict[int, Tensor](), free_memory(runs_on(session.model, inputs.tensors[0]))
+    ends = set(session.program.ends)
+
+    def run(node: fx.Node, value: Tensor, below: set[fx.Node]) -> list[Tensor]:
+        """For each block of ``value``: those of a node for several settings, one behind the
+        other."""
+        times = len(value) // inputs.batch
+        read = {i for n in below for i in tensor_inputs(n)} | ends
+        there: dict[fx.Node, Value] = {node: value}
+        for n in read - below - {node}:
+            there[n] = _repeated(held[n], times) if is_batched(n) else held[n]
+        with undisturbed(session.model), torch.no_grad():
+            made = execute(session.program, session.model, inputs, ends, known=there)
+            blocks = {
+                n: made[n].split(inputs.batch) if is_batched(n) else [made[n]] * times for n in ends
+            }
+            return [amount({n: b[k] for n, b in blocks.items()}).detach() for k in range(times)]
+
     for node in dict.fromkeys(change.node for change in changes):
         mine = [i for i, change in enumerate(changes) if change.node is node]
         below = depending(session.program.graph.nodes, [node])
@@ -41,33 +58,8 @@ def outcomes(
         for first in range(0, len(mine), size):
             some = mine[first : first + size]
             given = torch.cat([applied(changes[i], held[node]) for i in some])
-            rows = _run(session, inputs, held, {node: given}, below, amount)
-            found |= dict(zip(some, rows, strict=True))
+            found |= dict(zip(some, run(node, given, below), strict=True))
     return [found[i] for i in range(len(changes))]
-
-
-def _run(
-    session: Session,
-    inputs: Inputs,
-    held: Values,
-    given: Values,
-    below: set[fx.Node],
-    amount: Amount,
-) -> list[Tensor]:
-    """y_t of every sample for each block of ``given``, the values of a node for several settings
-    one behind the other."""
-    ((node, value),) = given.items()
-    times, ends = len(value) // inputs.batch, set(session.program.ends)
-    read = {i for n in below for i in tensor_inputs(n)} | ends
-    there = dict(given)
-    for n in read - below - {node}:
-        there[n] = _repeated(held[n], times) if is_batched(n) else held[n]
-    with undisturbed(session.model), torch.no_grad():
-        made = execute(session.program, session.model, inputs, ends, known=there)
-        blocks = {
-            n: made[n].split(inputs.batch) if is_batched(n) else [made[n]] * times for n in ends
-        }
-        return [amount({n: b[k] for n, b in blocks.items()}).detach() for k in range(times)]
 
 
 def _repeated(value: Value, times: int) -> Value:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from relprop.error_boundary import guarded
-from relprop.errors import InputError, OptionError, RelpropError, TargetError, message
+from relprop.errors import InputError, OptionError, RelpropError, TargetError
 from relprop.numerics import at_least_float32
 from relprop.opening import check_devices
 from relprop.opening.opening import opened
@@ -118,10 +118,10 @@ def activation_maximization(
 
         name, leaf, study = verified(model, bound, True, call)
         with counting("step", steps) as begin:
+            ascent = Ascent(steps, lr, l2, bounds, begin)
+            start_image = study.run.forward.values[leaf]
             image, objective, last = _ascend(
-                lambda moved: study.output_at((leaf,), (moved,)),
-                study.run.forward.values[leaf],
-                Ascent(steps, lr, l2, bounds, begin),
+                lambda moved: study.output_at((leaf,), (moved,)), start_image, ascent
             )
     like = bound.tensors[bound.names.index(name)]
     return Maximization(image.reshape(like.shape), objective, last, study.start.label)
@@ -132,14 +132,16 @@ def _moving_input(session: Session) -> tuple[str, fx.Node]:
     program = session.program
     if program.input_specialised:
         raise InputError(
-            message(
-                "the model branches on values of its input "
-                f"({program.decisions[0]}): its graph holds for the start image, not on the way "
-                "from it",
-                then=["replace the branch by torch.where"],
-            )
+            f"the model branches on values of its input ({program.decisions[0]}): its graph holds "
+            "for the start image, not on the way from it",
+            then=["replace the branch by torch.where"],
         )
-    return _moving(program.leaves)
+    floating = {n: leaf for n, leaf in program.leaves.items() if leaf.op == "placeholder"}
+    if len(floating) != 1:
+        named = ", ".join(map(repr, floating)) or "none: ids have no gradient"
+        fact = "activation maximization moves one floating input; those of this model are"
+        raise InputError(f"{fact} {named}", then=["start= with the others made part of the model"])
+    return next(iter(floating.items()))
 
 
 def _study(session: Session, part: Part, unit: Any, leaf: fx.Node) -> InputStudy:
@@ -147,10 +149,8 @@ def _study(session: Session, part: Part, unit: Any, leaf: fx.Node) -> InputStudy
     needs = needs_of(session, Question("input_gradient"), [unit])
     done = run([needs], part)
     start = done.start(session, unit, walks=False)
-    if (
-        leaf
-        not in reached_inputs(session, tuple(start.field) or session.program.output_nodes).values()
-    ):
+    reached = reached_inputs(session, tuple(start.field) or session.program.output_nodes)
+    if leaf not in reached.values():
         raise TargetError("the target does not depend on the input that is to move")
     return InputStudy(needs, done, unit, start, {})
 
@@ -185,10 +185,8 @@ def _ascend(
         rows.append(s.detach().to(image.dtype) - ascent.l2 * image.flatten(1).square().sum(1))
         if not torch.isfinite(rows[-1]).all():
             raise RelpropError(
-                message(
-                    f"the objective is not finite after {step} steps",
-                    then=[f"a smaller lr than {ascent.lr}", f"a larger l2 than {ascent.l2}"],
-                )
+                f"the objective is not finite after {step} steps",
+                then=[f"a smaller lr than {ascent.lr}", f"a larger l2 than {ascent.l2}"],
             )
         if step < ascent.steps:
             ascent.begin("")
@@ -196,28 +194,10 @@ def _ascend(
     return image, torch.stack(rows), s.detach()
 
 
-def _moving(leaves: Any) -> tuple[str, fx.Node]:
-    """The one floating input."""
-    floating = {name: leaf for name, leaf in leaves.items() if leaf.op == "placeholder"}
-    if len(floating) != 1:
-        named = ", ".join(map(repr, floating)) or "none: ids have no gradient"
-        raise InputError(
-            message(
-                (
-                    "activation maximization moves one floating input; those of this model "
-                    f"are {named}"
-                ),
-                then=["start= with the others made part of the model"],
-            )
-        )
-    return next(iter(floating.items()))
-
-
 def _drawn(model: nn.Module, shape: tuple[int, ...], seed: int) -> Tensor:
     """The start image where none is given."""
-    one = START * torch.randn(
-        shape[1:], generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
+    draw = torch.Generator().manual_seed(seed)
+    one = START * torch.randn(shape[1:], generator=draw, dtype=torch.float64)
     return one.to(*home_of(model)).expand(shape).clone()
 
 
@@ -233,34 +213,31 @@ def _refuse_start(unit: Any, shape: Any, start: Any, seed: Any) -> None:
             "give either shape= (batch first) or start=, an image or the model's inputs"
         )
     listed = isinstance(shape, (tuple, list, torch.Size)) and bool(shape)
-    if shape is not None and not (listed and all(map(_is_count, shape))):
-        raise OptionError(f"shape={shape!r}: positive integers, batch first")
+    counts = shape is None or (listed and all(map(_is_count, shape)))
+    _demand(counts, "shape", shape, "positive integers, batch first")
     if shape is not None and math.prod(shape) > LARGEST:
         size = f"an image of {math.prod(shape):.3g} numbers; {LARGEST:.3g} is the most"
         raise OptionError(f"shape={shape!r}: {size}")
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise OptionError(f"seed={seed!r}: an integer")
+    _demand(isinstance(seed, int) and not isinstance(seed, bool), "seed", seed, "an integer")
 
 
 def _refuse_steps(steps: Any, lr: Any, l2: Any, bounds: Any) -> None:
     """Raises ``OptionError`` for an ascent that goes nowhere, or without end."""
-    if not _is_count(steps):
-        raise OptionError(f"steps={steps!r}: a positive integer")
-    if not _is_number(lr) or lr <= 0:
-        raise OptionError(f"lr={lr!r}: a positive number")
-    if not _is_number(l2) or l2 < 0:
-        raise OptionError(f"l2={l2!r}: a number that is not negative")
+    _demand(_is_count(steps), "steps", steps, "a positive integer")
+    _demand(_is_number(lr) and lr > 0, "lr", lr, "a positive number")
+    _demand(_is_number(l2) and l2 >= 0, "l2", l2, "a number that is not negative")
     if lr * l2 >= 1:
-        raise OptionError(
-            message(
-                f"lr·l2 = {lr * l2:.4g}: from 1 on the steps grow without end",
-                then=[f"lr={0.5 / l2:.4g}"],
-            )
-        )
+        fact = f"lr·l2 = {lr * l2:.4g}: from 1 on the steps grow without end"
+        raise OptionError(fact, then=[f"lr={0.5 / l2:.4g}"])
     pair = isinstance(bounds, (tuple, list)) and len(bounds) == 2
     ordered = pair and all(map(_is_number, bounds)) and bounds[0] < bounds[1]
-    if bounds is not None and not ordered:
-        raise OptionError(f"bounds={bounds!r}: (low, high), or None")
+    _demand(bounds is None or ordered, "bounds", bounds, "(low, high), or None")
+
+
+def _demand(right: bool, name: str, value: Any, wanted: str) -> None:
+    """Raises ``OptionError`` for an argument that is not right."""
+    if not right:
+        raise OptionError(f"{name}={value!r}: {wanted}")
 
 
 def _is_count(n: Any) -> bool:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, fx
 
 from relprop.adapters import Prepared
-from relprop.api.hooks import RelevanceHook, chain, tidy
+from relprop.api.settings import tidy
 from relprop.api.why import Why, why
 from relprop.error_boundary import guarded
-from relprop.errors import OptionError, RelpropError, is_strict, message, nearest, strictly
+from relprop.errors import OptionError, RelpropError, is_strict, nearest, strictly
 from relprop.interpreter.forms import refuse_undefined
 from relprop.interpreter.forward import Kept, forward
 from relprop.interpreter.ledger import Ledger
@@ -30,8 +30,11 @@ from relprop.runner.run import Part, Run
 from relprop.runner.session import Session
 from relprop.targets.start import Start
 from relprop.tracer.binding import Inputs
-from relprop.tracer.program import is_floating, role
+from relprop.tracer.forms import PLAIN
+from relprop.tracer.program import is_floating, place, role
 from relprop.tracer.surroundings import undisturbed
+
+RelevanceHook = Callable[[Tensor], Tensor | None]
 
 
 @guarded
@@ -63,11 +66,8 @@ class Observation:
         self._forget()
 
     def _forget(self) -> None:
-        self._done: tuple[Run, Start] | None = None
-        self._by_rules: dict[RuleSet, tuple[Run, Start]] = {}
-        self._relevance: dict[fx.Node, Tensor] | None = None
-        self._ledger: Ledger | None = None
-        self._plan: Plan | None = None
+        self._runs: dict[RuleSet | None, tuple[Run, Start]] = {}
+        self._passed: tuple[Plan, Ledger, dict[fx.Node, Tensor]] | None = None
 
     def names(self, pattern: str = "*") -> list[str]:
         """The names of the nodes that ``pattern`` matches, in forward order."""
@@ -80,11 +80,8 @@ class Observation:
 
     def value(self, pattern: str) -> dict[str, Tensor]:
         """The values at every matching node, by name, batch first."""
-        done, _ = self._forward()
-        return {
-            name: tidy(done.forward.values[node]).detach()
-            for name, node in self._matching(pattern).items()
-        }
+        values = self._forward()[0].forward.values
+        return {name: tidy(values[n]).detach() for name, n in self._matching(pattern).items()}
 
     def output(self) -> Tensor:
         """y_t of every sample, (batch,), with what is set."""
@@ -95,7 +92,7 @@ class Observation:
         on it. ``gradient``: as ``explain`` has it, the model's, the ``"balanced"`` one or that of a
         rule set."""
         found, rules = self._matching(pattern), balance_of(gradient)
-        done, start = self._forward() if rules is None else self._balanced(rules)
+        done, start = self._forward(rules)
         if rules is None:
             self.may_differentiate()
         with undisturbed(self.session.model):
@@ -107,20 +104,16 @@ class Observation:
 
     def relevance(self, pattern: str) -> dict[str, Tensor]:
         """Relevance at every matching node, batch first; zeros where none arrives."""
-        relevance = self._propagate()
-        found = self._matching(pattern)
-        done, _ = self._forward()
-        values = done.forward.values
+        _, _, relevance = self._propagate()
+        values = self._forward()[0].forward.values
         return {
             name: tidy(relevance[n] if n in relevance else torch.zeros_like(values[n]))
-            for name, n in found.items()
+            for name, n in self._matching(pattern).items()
         }
 
     def ledger(self) -> Ledger:
         """The books of the whole pass, down to the explained inputs."""
-        self._propagate()
-        assert self._ledger is not None
-        return self._ledger
+        return self._propagate()[1]
 
     def why(self, name: str) -> Why:
         """Why a node got its relevance: who handed it down, by which rule it goes on, each
@@ -133,11 +126,10 @@ class Observation:
         >>> found.rule
         'carry'
         """  # noqa: E501
-        node, relevance = self._one(name), self._propagate()
-        assert self._plan is not None and self._ledger is not None
+        node, (plan, ledger, relevance) = self._one(name), self._propagate()
         values = self._forward()[0].detached()
         with undisturbed(self.session.model), torch.no_grad():
-            return why(self._plan, self._ledger, values, relevance, node)
+            return why(plan, ledger, values, relevance, node)
 
     def hook(self, pattern: str, function: RelevanceHook) -> Handle:
         """Call ``function(relevance)`` when relevance passes a matching node (batch first); what it
@@ -175,60 +167,49 @@ class Observation:
                 f"probe.names() lists all {len(labels)}; for example {', '.join(near)}",
                 "a module has a name where the graph has what it returns (not so for dropout)",
             ]
-            raise OptionError(message(f"no node is called {pattern!r}", then=then))
+            raise OptionError(f"no node is called {pattern!r}", then=then)
         return found
 
-    def _forward(self) -> tuple[Run, Start]:
+    def _forward(self, rules: RuleSet | None = None) -> tuple[Run, Start]:
+        """The forward pass, with the gradient forms of a rule set if there is one."""
         if self._closed:
             raise RelpropError("this instrument is closed: read it inside its with block")
-        if self._done is None:
+        if rules not in self._runs:
             session, program = self.session, self.session.program
-            nodes = program.graph.nodes
-            watched = {n for n in nodes if is_floating(n) and role(n) == "activation"}
-            watched.update(self.session.program.labels.values())  # what is set is a constant
-            part = Part(self.inputs, Prepared(None), 0, self.inputs.batch)
+            if rules is None:
+                nodes = program.graph.nodes
+                watched = {n for n in nodes if is_floating(n) and role(n) == "activation"}
+                watched.update(program.labels.values())  # what is set is a constant
+                part = Part(self.inputs, Prepared(None), 0, self.inputs.batch)
+                forms, kept = PLAIN, Kept(set(nodes), watched)
+            else:
+                plain, start = self._forward()
+                part, leaves = plain.part, tuple(program.leaves.values())
+                forms = forms_for_gradients(session, rules, _starts(start), leaves, program.sites)
+                kept = Kept(plain.forward.values.keys(), plain.forward.watched.keys())
             with undisturbed(session.model):
-                kept = Kept(set(nodes), watched)
-                done = Run(part, forward(program, session.model, self.inputs, kept))
-                self._done = done, done.start(session, self.target)
-        return self._done
+                made = forward(program, session.model, self.inputs, kept, forms=forms)
+                run = Run(part, made, forms=forms)
+                self._runs[rules] = run, run.start(session, self.target)
+        return self._runs[rules]
 
-    def _balanced(self, rules: RuleSet) -> tuple[Run, Start]:
-        """The forward pass with the gradient forms of a rule set."""
-        plain, start = self._forward()
-        if rules in self._by_rules:
-            return self._by_rules[rules]
-        session, program = self.session, self.session.program
-        starts = tuple({n: None for term in start.terms for n in term.seeds})
-        leaves = tuple(program.leaves.values())
-        forms = forms_for_gradients(session, rules, starts, leaves, program.sites)
-        kept = Kept(plain.forward.values.keys(), plain.forward.watched.keys())
-        with undisturbed(session.model):
-            done = forward(program, session.model, self.inputs, kept, forms=forms)
-            run = Run(plain.part, done, forms=forms)
-            self._by_rules[rules] = run, run.start(session, self.target)
-        return self._by_rules[rules]
-
-    def _propagate(self) -> dict[fx.Node, Tensor]:
-        if self._relevance is None:
+    def _propagate(self) -> tuple[Plan, Ledger, dict[fx.Node, Tensor]]:
+        if self._passed is None:
             done, start = self._forward()
-            leaves = frozenset(self.session.program.leaves.values())
-            starts = tuple({n: None for term in start.terms for n in term.seeds})
-            named = frozenset(
-                n for n in self.session.program.labels.values() if role(n) == "activation"
-            )
-            plan = self.session.plan(starts, leaves | named)
+            program = self.session.program
+            named = {n for n in program.labels.values() if role(n) == "activation"}
+            wanted = frozenset(named.union(program.leaves.values()))
+            plan = self.session.plan(_starts(start), wanted)
             with self._warned():
                 self.session.warn_once(self.session.notices(plan))
             hooks, terms = self._hooks_by_node(), start.begun
             if start_with_output(self.session.rules):
-                terms = start.contributions(done.outputs(self.session.program))
+                terms = start.contributions(done.outputs(program))
             with undisturbed(self.session.model), torch.no_grad():
                 passes = Relevance.at_terms(plan, terms, hooks)
                 walk = passes.through(plan.order, done.detached())
-            self._plan, self._ledger = plan, passes.ledger(walk)
-            self._relevance = walk.found
-        return self._relevance
+            self._passed = plan, passes.ledger(walk), walk.found
+        return self._passed
 
     def _hooks_by_node(self) -> dict[fx.Node, Callable[[Tensor], Tensor | None]]:
         """For each hooked node, its hooks one after another."""
@@ -236,4 +217,31 @@ class Observation:
         for names, function in self._hooks.values():
             for node in {self.session.program.labels[name] for name in names}:
                 by_node.setdefault(node, []).append(function)
-        return {node: chain(node, functions) for node, functions in by_node.items()}
+        return {node: _chain(node, functions) for node, functions in by_node.items()}
+
+
+def _starts(start: Start) -> tuple[fx.Node, ...]:
+    """The outputs at which relevance starts."""
+    return tuple({n: None for term in start.terms for n in term.seeds})
+
+
+def _chain(node: fx.Node, functions: list[RelevanceHook]) -> Callable[[Tensor], Tensor]:
+    """The hooks at a node, one after another. Raises ``RelpropError`` for what is no relevance."""
+
+    def call(relevance: Tensor) -> Tensor:
+        for function in functions:
+            shown = tidy(relevance)
+            replaced = function(shown)
+            if replaced is None:
+                continue
+            if not isinstance(replaced, Tensor) or replaced.shape != shown.shape:
+                found = getattr(replaced, "shape", None)
+                got = type(replaced).__name__ if found is None else list(found)
+                raise RelpropError(
+                    f"a relevance hook at {place(node).call!r} returned {got}; the "
+                    f"relevance there is {list(shown.shape)}"
+                )
+            relevance = replaced.to(relevance.dtype).reshape(relevance.shape)
+        return relevance
+
+    return call

@@ -9,8 +9,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, fx
 
-from relprop.api.hooks import tidy
-from relprop.errors import OptionError, RelpropError, first_line, message
+from relprop.errors import OptionError, RelpropError, first_line
 from relprop.tracer.changes import Change, Function
 from relprop.tracer.parts import axis_of
 from relprop.tracer.program import Program
@@ -35,16 +34,23 @@ def checked_settings(settings: object) -> list[dict[str, Any]]:
     right = [isinstance(s, Mapping) and needed <= s.keys() <= needed | axes for s in listed]
     if not right or not all(right):
         fact = f"many({settings!r:.200}): a list of settings, each with the arguments of set"
-        raise OptionError(message(fact, then=['[{"name": NAME, "value": 0.0, "heads": 1}, ...]']))
-    both = (({k: v for k, v in s.items() if k in axes}, s) for s in listed)
-    return [{"name": s["name"], "value": s["value"], "parts": parts} for parts, s in both]
+        raise OptionError(fact, then=['[{"name": NAME, "value": 0.0, "heads": 1}, ...]'])
+    return [
+        {"name": s["name"], "value": s["value"], "parts": {k: s[k] for k in s if k in axes}}
+        for s in listed
+    ]
+
+
+def tidy(value: Tensor) -> Tensor:
+    """Without the leading 1 of a single sample's call."""
+    return value[:, 0] if value.dim() > 1 and value.shape[1] == 1 else value
 
 
 def at_parts(program: Program, name: str, shown: Tensor, parts: Parts) -> Any:
     """The index of the named ``parts`` of a value as it is ``shown``. Raises ``OptionError``."""
     if unknown := parts.keys() - Parts.__annotations__.keys():
         fact = f"{min(unknown)}= chooses no part of a value inside the model"
-        raise OptionError(message(fact, then=[f"there are {', '.join(Parts.__annotations__)}"]))
+        raise OptionError(fact, then=[f"there are {', '.join(Parts.__annotations__)}"])
     given: Any = {part: at for part, at in parts.items() if at is not None}
     chosen = {
         0 if part == "samples" else axis_of(program, name, part): at for part, at in given.items()
@@ -62,10 +68,10 @@ def stand_in(name: str, by: str, own: Tensor, others: Tensor, seed: int, *, shar
     if others.shape[1:] != own.shape[1:]:
         fact = f"ablate({name!r}): a sample of reference has {list(others.shape[1:])} there, "
         then = ["give a reference with as many tokens, or set a value"]
-        raise OptionError(message(f"{fact}one of the run {list(own.shape[1:])}", then=then))
+        raise OptionError(f"{fact}one of the run {list(own.shape[1:])}", then=then)
     if shared and len(own) == 1:
         fact = f"ablate({name!r}, {by!r}): there is one sample, and no other to take"
-        raise OptionError(message(fact, then=["reference=: other inputs"]))
+        raise OptionError(fact, then=["reference=: other inputs"])
     if by == "mean":
         return others.mean(0, keepdim=True).expand_as(own)
     if shared:
@@ -96,7 +102,7 @@ def change_of(
     except RuntimeError as error:
         fact = f"set({name!r}): the value has shape {list(given.shape)}, and stands for "
         then = ["a number, or a tensor that stretches to that"]
-        raise OptionError(message(f"{fact}{list(whole[at].shape)}", then=then)) from error
+        raise OptionError(f"{fact}{list(whole[at].shape)}", then=then) from error
     return Change(node, name, value=whole, where=where)
 
 
@@ -171,14 +177,14 @@ def _checked(name: str, function: Callable[[Tensor], Any], own: Tensor) -> Funct
     made = call(given)
     if not torch.equal(given, shown):
         fact = f"set({name!r}): the function writes into the value that it gets"
-        raise OptionError(message(fact, then=["return a new tensor: value * 0, not value.mul_(0)"]))
+        raise OptionError(fact, then=["return a new tensor: value * 0, not value.mul_(0)"])
     if not bool(made.isfinite().all()):
         raise OptionError(f"set({name!r}): the function makes values that are not finite")
     alone = torch.cat([call(v[None]).expand(1, *v.shape) for v in shown])
     if made.expand(shown.shape).sub(alone).abs().max() > 1e-5 * (1 + alone.abs().max()):
         fact = f"set({name!r}): the function makes something else of a sample alone than of a batch"
         then = ["set a value: probe.set(name, function(probe.value(name)[name]))"]
-        raise OptionError(message(fact, then=then))
+        raise OptionError(fact, then=then)
     return call
 
 
@@ -202,12 +208,11 @@ def _entries(name: str, at: Places, size: int) -> list[int]:
             found = list(range(size))[at]
         else:
             given = torch.as_tensor(at)
-            mask = given.dtype == torch.bool and given.shape == (size,)
-            whole = not (given.dtype.is_floating_point or given.dtype.is_complex)
-            found = (given.nonzero() if mask else given).flatten().tolist() if whole else []
-            found = found if mask or given.dtype != torch.bool else []
+            if given.dtype == torch.bool and given.shape == (size,):
+                given = given.nonzero()
+            found = given.flatten().tolist()
     except (TypeError, ValueError, RuntimeError):
         found = []
-    if not found or any(not -size <= e < size for e in found):
+    if not found or any(type(e) is not int or not -size <= e < size for e in found):
         raise OptionError(f"set({name!r}): {at!r} is no place among {size}")
     return [e % size for e in found]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from relprop.commands.arguments import Answer, Args
-from relprop.commands.explain import method_of
-from relprop.commands.one_input import required_input
+from relprop.commands import options
+from relprop.commands.arguments import Answer, Args, spelt_out
+from relprop.commands.explain import asked, method_of
 from relprop.commands.printing import WrongUsage, command_line, echo, echo_json
-from relprop.commands.steps import Steps
-from relprop.commands.writing import check_outs, write
+from relprop.commands.writing import write
 
 if TYPE_CHECKING:
     from relprop.cards.base import Card
@@ -18,34 +18,38 @@ ENDINGS = (".html", ".png")
 EXAMPLE = "relprop card cat.jpg --model timm:vit_base_patch16_224 --out cat.html"
 
 
-def card(args: Args, answer: Answer, max_new_tokens: int, *, heads: bool, checks: bool) -> None:
-    """Make a card, or the view of a model's heads, and write it. Raises ``WrongUsage`` without an
-    input; ``RelpropError``."""
+@spelt_out("targets", "outs", "stream", "memory", "ledger")
+def card(
+    args: Args,
+    answer: Answer,
+    out: options.CardOut,
+    target: options.Target = "predicted",
+    max_new_tokens: options.NewTokens = 20,
+    heads: options.Heads = False,
+    checks: options.Checks = True,
+) -> None:
+    """One page about one picture or text: what the answer rests on, in words and outlined, what
+    the model nearly said, and what it says when that part is covered."""
     if heads and answer.methods:
         raise WrongUsage("--heads is of the default method: leave --method out")
-    check_outs(answer.outs, ENDINGS, force=answer.force)
-    with Steps(3 + len(answer.outs)) as steps:
-        steps.next("loading PyTorch, reading the input")
-        method, options = method_of(answer.methods, answer.rules)
-        given = required_input(args, "card needs a picture or a text", EXAMPLE)
+    answer = replace(answer, outs=out)
+    missing = WrongUsage(f"card needs a picture or a text: {EXAMPLE}")
+    with asked(args, answer, ENDINGS, method_of, missing) as (subject, (method, own), steps):
         from relprop.cards.card import card as make
-        from relprop.commands.subject import open_subject
 
-        steps.next("opening the model")
-        subject = open_subject(args.model, given)
         steps.next("explaining")
         how: dict[str, Any] = {"processor": subject.processor, "checks": checks}
-        how |= {"precision": args.model.precision, "made": command_line(), **options}
-        target = subject.target(answer.targets[0])
+        how |= {"precision": args.model.precision, "made": command_line(), **own}
+        wanted = subject.target(target)
         if heads:
             from relprop.cards.heads import head_view
 
-            found: Card = head_view(subject.model, subject.inputs, target, **how)
+            found: Card = head_view(subject.model, subject.inputs, wanted, **how)
         else:
             how |= {"method": method, "max_new_tokens": max_new_tokens}
-            found = make(subject.model, subject.inputs, target, **how)
-        write(answer.outs, {".html": found.to_html, ".png": found.to_png}, steps)
+            found = make(subject.model, subject.inputs, wanted, **how)
+        write(out, {".html": found.to_html, ".png": found.to_png}, steps)
     if answer.json_output:
         echo_json({"title": found.title, "said": found.said, "made": found.made})
         return
-    echo(f"{found.title}\n{found.said}\n" + "\n".join(f"written: {o}" for o in answer.outs))
+    echo(f"{found.title}\n{found.said}\n" + "\n".join(f"written: {path}" for path in out))

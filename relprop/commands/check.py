@@ -1,22 +1,25 @@
 """``relprop check``: whether a model is supported, which rule each operation takes, and where
-relevance is lost."""
+relevance is lost. That is an input's own: of random pixels and ids it says which operations lose
+any."""
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from relprop.commands.arguments import Args
+import typer
+
+from relprop.commands import options
+from relprop.commands.arguments import Args, spelt_out
 from relprop.commands.explain import known_method
-from relprop.commands.one_input import read_input
+from relprop.commands.one_input import read_inputs
 from relprop.commands.printing import echo, echo_json
 from relprop.commands.steps import Steps
 from relprop.errors import AmbiguityWarning, RelpropError
 
 if TYPE_CHECKING:
     from relprop.api.check import Report
-    from relprop.commands.subject import Subject
     from relprop.interpreter.accounts import Account
     from relprop.interpreter.ledger import Ledger
 
@@ -24,52 +27,49 @@ MOST_PLACES = 5
 LEAST_SHARE = 1e-4  # of the relevance that started; less than this is not printed
 
 
-def check(args: Args, method: str, rules: str, *, json_output: bool) -> bool:
-    """Print the report on a model, for one input or, without, for a random one of the shape it
-    takes; whether ``method`` can explain it.
-
-    Where relevance is lost is that input's: of random pixels and ids it says which operations lose
-    any. Raises ``RelpropError``.
-    """
+@spelt_out("stream", "memory", "max_length")
+def check(
+    args: Args,
+    method: options.CheckedMethod = "transformer_attribution",
+    rules: Annotated[str, typer.Option(help="The rule set, by name.")] = "paper",
+    json_output: options.Json = False,
+) -> None:
+    """Is a model supported: each operation and its rule, where relevance is lost, and which methods
+    apply. Without INPUT, for a random one."""
     with Steps(4) as steps:
         steps.next("loading PyTorch, reading the input")
         method, _ = known_method(method)
-        given = read_input(args)
+        given = read_inputs(args, several=False)
         from relprop.api.check import check as checked
         from relprop.commands.subject import open_subject, typical_subject
 
         steps.next("opening the model")
         model, precision = args.model, args.model.precision
-        subject = typical_subject(model) if given is None else open_subject(model, given)
+        subject = open_subject(model, *given) if given else typical_subject(model)
         inputs = subject.tensors()
         steps.next("capturing the model")
         report = checked(subject.model, inputs, rules=rules, precision=precision)
         steps.next("explaining one input")
         ledger, why = None, ""
         if report.ok:
-            ledger, why = _ledger_of_one(subject, inputs, rules, precision)
+            from relprop.api.explain import explain
+
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", AmbiguityWarning)  # whichever class it is
+                    found = explain(subject.model, inputs, rules=rules, precision=precision)
+                ledger = found.ledger
+            except RelpropError as error:
+                why = str(error)
     if json_output:
         echo_json(_as_json(report, method, ledger, why))
     else:
         _echo(report, method, ledger, why)
-        if given is None:
+        if not given:
             yours = "relprop check INPUT --model ... takes yours"
             echo(f"\n  for a random input of the shape the model takes; {yours}")
-    return method in report.methods
-
-
-def _ledger_of_one(
-    subject: Subject, inputs: Any, rules: str, precision: str | None
-) -> tuple[Ledger | None, str]:
-    """The ledger of one explanation, or why there is none."""
-    from relprop.api.explain import explain
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", AmbiguityWarning)  # whichever class it is
-            return explain(subject.model, inputs, rules=rules, precision=precision).ledger, ""
-    except RelpropError as error:
-        return None, str(error)
+    if method not in report.methods:
+        raise typer.Exit(1)
 
 
 def _as_json(report: Report, method: str, ledger: Ledger | None, why: str) -> dict[str, Any]:

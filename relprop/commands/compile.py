@@ -2,47 +2,49 @@
 
 from __future__ import annotations
 
-from relprop.commands.arguments import Answer, Args
-from relprop.commands.explain import method_of
-from relprop.commands.one_input import required_input
+from dataclasses import replace
+
+from relprop.commands import options
+from relprop.commands.arguments import Answer, Args, spelt_out
+from relprop.commands.explain import asked, method_of
 from relprop.commands.printing import WrongUsage, echo, echo_json
-from relprop.commands.steps import Steps
-from relprop.commands.writing import check_outs, write
+from relprop.commands.writing import write
 
 ENDINGS = (".safetensors", ".pt2")
 
 
-def compile_model(args: Args, answer: Answer, *, ahead_of_time: bool) -> None:
-    """Make a flat program of the model for inputs like the one given, and write it. Raises
-    ``RelpropError``."""
-    if len(answer.outs) != 1:
+@spelt_out("targets", "methods", "outs", "stream", "memory")
+def compile(
+    args: Args,
+    answer: Answer,
+    method: options.OneMethod = None,
+    out: options.CompiledOut = None,
+    ahead_of_time: options.AheadOfTime = False,
+) -> None:
+    """One method of one model as a file that PyTorch runs without either, for inputs of INPUT's
+    shape and batches of any size."""
+    if out is None:
         raise WrongUsage("compile writes one file: --out explainer.pt2")
-    check_outs(answer.outs, ENDINGS, force=answer.force)
-    with Steps(4) as steps:
-        steps.next("loading PyTorch, reading the input")
-        method, options = method_of(answer.methods, answer.rules)
-        example = "relprop compile cat.jpg --model timm:vit_base_patch16_224 --out cat.pt2"
-        fact = "compile needs an input of the shape that is to be read"
-        given = required_input(args, fact, example)
-        from relprop.api.compile import compile
-        from relprop.commands.subject import open_subject
+    answer = replace(answer, methods=[] if method is None else [method], outs=[out])
+    example = "relprop compile cat.jpg --model timm:vit_base_patch16_224 --out cat.pt2"
+    fact = "compile needs an input of the shape that is to be read"
+    missing = WrongUsage(f"{fact}: {example}")
+    with asked(args, answer, ENDINGS, method_of, missing) as (subject, (name, own), steps):
+        from relprop.api.compile import compile as make
 
-        steps.next("opening the model")
-        subject = open_subject(args.model, given)
         steps.next("recording the program")
-        made = compile(
+        made = make(
             subject.model,
             subject.inputs,
-            method=method,
+            method=name,
             ledger=bool(answer.ledger),
             precision=args.model.precision,
             processor=subject.processor,
-            **options,
+            **own,
         )
         writers = dict.fromkeys(ENDINGS, lambda path: made.save(path, ahead_of_time=ahead_of_time))
         write(answer.outs, writers, steps)
-    (out,) = answer.outs
     if answer.json_output:
-        echo_json({"written": str(out), "reads": str(made.shape), "method": method})
+        echo_json({"written": str(out), "reads": str(made.shape), "method": name})
     else:
-        echo(f"{method} for {made.shape}\nwritten: {out}")
+        echo(f"{name} for {made.shape}\nwritten: {out}")

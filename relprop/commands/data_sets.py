@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from relprop.cards.run import run_page
-from relprop.commands.arguments import DataArgs, ModelArgs
+from relprop.commands.arguments import Answer, DataArgs, ModelArgs
 from relprop.commands.printing import command_line, echo, echo_json
 from relprop.data import Source
 from relprop.errors import RelpropError, UnforeseenError, quietly
@@ -34,25 +34,18 @@ from relprop.writing import written
 
 
 def explain_all(
-    model: ModelArgs,
-    data: DataArgs,
-    out: Path,
-    methods: Sequence[str],
-    target: str,
-    pages: Sequence[Path] = (),
-    *,
-    json_output: bool,
+    model: ModelArgs, data: DataArgs, answer: Answer, out: Path, pages: Sequence[Path]
 ) -> None:
     """Explain every sample into the run folder ``out``, print the summary, and once the run is
-    complete write its page and model card there, and the page as each of ``pages``. ``methods``:
+    complete write its page and model card there, and the page as each of ``pages``. Methods:
     each a name, or a name with options, ``transformer_attribution:rules=stable,...``. Raises
     ``RelpropError``."""
     opened, source, normalize = _opened(model, data)
     work = ExplainWork(
         opened.model,
         source,
-        methods=[parse_method(m) for m in methods or ("transformer_attribution",)],
-        target=target,
+        methods=[parse_method(m) for m in answer.methods or ("transformer_attribution",)],
+        target=(*answer.targets, "predicted")[0],
         normalize=normalize,
         processor=opened.processor if source.kind == "text" else None,
         max_length=model.max_length,
@@ -61,13 +54,13 @@ def explain_all(
         memory=model.bytes,
     )
     summary = _run(work, data, out)
-    if json_output:
+    if answer.json_output:
         echo_json(dataclasses.asdict(summary) | {"complete": summary.complete})
     else:
         echo(summary)
     if summary.complete and not summary.process:
         files = _write_page(work, out, pages, checks=not data.no_checks)
-        if not json_output and files:
+        if not answer.json_output and files:
             echo("\n".join(f"written: {file}" for file in files))
     processes.leave()
 
@@ -105,7 +98,12 @@ def evaluate(
     the run is complete. ``measures``: by name; none: all that the data allow and that are not
     costly. Raises ``RelpropError``."""
     opened, source, normalize = _opened(model, data)
-    task = _task(opened, source, tuple(measures) or None, normalize, model.max_length)
+    chosen = tuple(measures) or None
+    if source.kind == "image":
+        task: Task = ImageTask(opened.model, source, chosen, normalize=normalize or unchanged)
+    else:
+        how = {"tokenizer": tokenizer_of(opened.processor), "max_length": model.max_length}
+        task = TextTask(opened.model, source, chosen, **how)
     usual = CVPR_2021 if source.kind == "image" else ATTCAT
     rows = entries([_row(text) for text in methods] or usual)
     summary = _run(EvaluationWork(task, rows, data.limit), data, out)
@@ -131,19 +129,6 @@ def _opened(model: ModelArgs, data: DataArgs) -> tuple[Opened, Source, Any]:
 def _run(work: Work, data: DataArgs, out: Path) -> Summary:
     how: dict[str, Any] = {"batch_size": data.batch_size, "resume": data.resume}
     return run(work, out, on_error=data.on_error, **how)
-
-
-def _task(
-    opened: Opened,
-    source: Source,
-    measures: Sequence[str] | None,
-    normalize: Any,
-    max_length: int | None,
-) -> Task:
-    if source.kind == "image":
-        return ImageTask(opened.model, source, measures, normalize=normalize or unchanged)
-    tokenizer = tokenizer_of(opened.processor)
-    return TextTask(opened.model, source, measures, tokenizer=tokenizer, max_length=max_length)
 
 
 def _row(text: str) -> object:

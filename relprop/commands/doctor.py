@@ -7,11 +7,14 @@ torchvision is imported.
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 from dataclasses import asdict, dataclass, field
 
-from relprop.commands.devices import devices, named_error
+import typer
+
+from relprop.commands import options
 from relprop.commands.installed import requirements, satisfied, version
 from relprop.commands.printing import echo, echo_json
 from relprop.commands.steps import Steps
@@ -36,6 +39,7 @@ BRINGS = {
 }
 """What each extra is for."""
 ALWAYS = "explain, check, compare, generate, compile; the demo; .json and .safetensors files"
+GIB = 2**30
 NOT_A_PACKAGE = "relprop is not installed as a package, so its extras are not known"
 
 
@@ -90,13 +94,15 @@ class Diagnosis:
         return "\n".join(lines + ([] if self.problems else ["no problem found"]))
 
 
-def doctor(*, json_output: bool = False) -> bool:
-    """Print the diagnosis; whether there is no problem."""
+def doctor(json_output: options.Json = False) -> None:
+    """What is installed, what does not fit together, what is missing and what to type, and what it
+    runs on."""
     with Steps(1) as steps:
         steps.next("looking at what is installed")
         found = diagnose()
     echo_json(asdict(found) | {"ok": not found.problems}) if json_output else echo(found)
-    return not found.problems
+    if found.problems:
+        raise typer.Exit(1)
 
 
 def diagnose() -> Diagnosis:
@@ -157,32 +163,82 @@ def _torchvision_mismatch(torch_version: str, vision_version: str) -> str | None
     try:
         import torchvision  # noqa: F401
     except Exception as error:
-        builds = _builds(torch_version, vision_version)
+        mine, other = (
+            v.partition("+")[2] or "the default" for v in (torch_version, vision_version)
+        )
+        builds = "" if mine == other else f" (torch is built for {mine}, torchvision for {other})"
         return f"{vision} does not work with torch {torch_version}{builds}: {named_error(error)}"
     return None
-
-
-def _builds(torch_version: str, vision_version: str) -> str:
-    """What the two are built for (cpu, cu126, ...), where that differs."""
-    mine, other = (v.partition("+")[2] or "the default" for v in (torch_version, vision_version))
-    return "" if mine == other else f" (torch is built for {mine}, torchvision for {other})"
 
 
 def missing_extras() -> tuple[Extra, ...]:
     """Every extra that users choose, with what it lacks here; none if relprop is not installed as a
     package."""
-    needs: dict[str, list[tuple[str, str]]] = {}
+    missing: dict[str, list[str]] = {}
     for name, wants, marker in requirements("relprop"):
         extra = re.search(r"""extra\s*==\s*["']([\w.-]+)["']""", marker)
         if extra and extra[1] not in NOT_FOR_USERS and name != "relprop":
-            needs.setdefault(extra[1], []).append((name, wants))
-    return tuple(_extra(name, wanted) for name, wanted in needs.items())
-
-
-def _extra(name: str, wanted: list[tuple[str, str]]) -> Extra:
-    missing = tuple(
-        f"{package} {wants}".strip()
-        for package, wants in wanted
-        if (have := version(package)) is None or not satisfied(have, wants)
+            lacking, have = missing.setdefault(extra[1], []), version(name)
+            if have is None or not satisfied(have, wants):
+                lacking.append(f"{name} {wants}".strip())
+    return tuple(
+        Extra(name, tuple(lacking), f'pip install "relprop[{name}]"' if lacking else "")
+        for name, lacking in missing.items()
     )
-    return Extra(name, missing, f'pip install "relprop[{name}]"' if missing else "")
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device in words; ``free``: its free memory in GiB, where it is known."""
+
+    name: str
+    words: str
+    free: float | None = None
+
+
+def devices() -> list[Device]:
+    """The main processor, then each accelerator."""
+    cpu = _cpu()
+    try:
+        import torch
+
+        threads = f"{cpu.words}, {torch.get_num_threads()} threads for PyTorch"
+        cpu = Device(cpu.name, threads, cpu.free)
+        return [cpu, *_accelerators()]
+    except Exception as error:  # PyTorch is broken, which is among the problems, or its driver is
+        return [cpu, Device("", f"accelerators are not known: {named_error(error)}")]
+
+
+def named_error(error: BaseException) -> str:
+    """The type of an error and the first line of what it says."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def _cpu() -> Device:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    try:
+        import psutil
+    except ImportError:  # which is among the problems
+        return Device("cpu", f"cpu: {cores} cores")
+    memory = psutil.virtual_memory()
+    free, total = memory.available / GIB, memory.total / GIB
+    return Device("cpu", f"cpu: {cores} cores, {free:.1f} of {total:.1f} GiB free", free)
+
+
+def _accelerators() -> list[Device]:
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return [Device("", "no accelerator that PyTorch can use")]
+    found = []
+    for index in range(torch.accelerator.device_count()):
+        name = f"{accelerator.type}:{index}"
+        if accelerator.type != "cuda":
+            found.append(Device(name, name))
+            continue
+        free, total = (n / GIB for n in torch.cuda.mem_get_info(index))
+        model = torch.cuda.get_device_name(index)
+        words = f"{name}: {model}, {free:.1f} of {total:.1f} GiB free"
+        found.append(Device(name, words, free))
+    return found

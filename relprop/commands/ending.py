@@ -20,14 +20,11 @@ def refusal(error: Exception) -> str:
 
     if "torchvision::nms" in str(error):
         return f"{error}\n  then  relprop doctor  # torchvision was made for another PyTorch"
-    if isinstance(error, OSError) and not isinstance(error, RelpropError):
+    known = isinstance(error, (RelpropError, RelpropWarning, OSError))  # a warning by --strict
+    if known and not isinstance(error, UnforeseenError):
         return str(error)
-    if isinstance(error, RelpropWarning):  # --strict
-        return str(error)
-    if not isinstance(error, RelpropError) or isinstance(error, UnforeseenError):
-        refused = error if isinstance(error, RelpropError) else answered(error, "the command")
-        return f"{refused}\n        RELPROP_TRACEBACK=1 relprop ...   # shows the traceback"
-    return str(error)
+    refused = error if isinstance(error, RelpropError) else answered(error, "the command")
+    return f"{refused}\n        RELPROP_TRACEBACK=1 relprop ...   # shows the traceback"
 
 
 @contextmanager

@@ -1,11 +1,14 @@
-"""``relprop explain INPUT`` for one input, and ``relprop explain --data`` for a data set."""
+"""``relprop explain INPUT`` for one input, and ``relprop explain --data`` for a data set, whichever
+the command line names: ``WrongUsage`` for both, for neither, and for options of the other one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from relprop.commands.arguments import Answer, Args, DataArgs
+from relprop.commands.arguments import Answer, Args, DataArgs, spelt_out
 from relprop.commands.one_input import read_inputs
 from relprop.commands.printing import WrongUsage, echo, echo_json
 from relprop.commands.showing import json_of, page_writer, picture_writer
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from relprop.commands.subject import Subject
     from relprop.explanation import Explanation
 
+T = TypeVar("T")
 EXAMPLES = (
     "relprop explain cat.jpg --model timm:vit_base_patch16_224",
     "relprop explain --data pictures --out run --model timm:vit_base_patch16_224",
@@ -28,9 +32,10 @@ ONE_INPUT = ("--text", "--text-file", "--stream", "--force", "--ledger")
 DATA_SET = ("--data-option", "--resume", "--batch-size", "--limit", "--on-error", "--no-checks")
 
 
+@spelt_out()
 def explain(args: Args, data: DataArgs, answer: Answer) -> None:
-    """Explain the inputs or the data set, whichever the command line names. Raises
-    ``WrongUsage`` for both, for neither, and for options of the other one; ``RelpropError``."""
+    """Explain pictures or texts; or, with --data, every sample of a data set, into a run folder
+    (in several processes under accelerate launch -m relprop explain)."""
     one = bool(args.inputs) or args.text is not None or args.text_file is not None
     if one == bool(data.data):
         fact = "explain needs an input or a data set"
@@ -56,15 +61,39 @@ def _refuse(names: Sequence[str], values: Sequence[object], where: str) -> None:
         raise WrongUsage(f"{', '.join(given)}: only {where}")
 
 
-def method_of(methods: Sequence[str], rules: str | None) -> tuple[str, dict[str, Any]]:
+@contextmanager
+def asked(
+    args: Args,
+    answer: Answer,
+    endings: Sequence[str],
+    chosen: Callable[[Answer], T],
+    missing: WrongUsage | None = None,
+) -> Iterator[tuple[Subject, T, Steps]]:
+    """The model with what it is to read, what ``chosen`` says of the methods, and the steps, of
+    which writing each file is one. What cannot be written, or is not known, is refused before the
+    model is opened; ``missing`` is raised where nothing is to be read, and then one input is."""
+    check_outs(answer.outs, endings, force=answer.force)
+    with Steps(3 + len(answer.outs)) as steps:
+        steps.next("loading PyTorch, reading the input")
+        methods = chosen(answer)
+        given = read_inputs(args, several=missing is None)
+        if missing is not None and not given:
+            raise missing
+        from relprop.commands.subject import open_subject
+
+        steps.next("opening the model")
+        subject = open_subject(args.model, *given)
+        yield subject, methods, steps
+
+
+def method_of(answer: Answer) -> tuple[str, dict[str, Any]]:
     """The one method with its options, ``rules`` among them. Raises ``WrongUsage`` for several, or
     for two rule sets."""
+    methods, rules = answer.methods, answer.rules
     if len(methods) > 1:
         fact = f"one input is explained by one method, not by {' and '.join(methods)}"
         raise WrongUsage(f"{fact}: relprop compare shows several")
-    name, options = known_method(
-        methods[0] if methods else "transformer_attribution", recommended=True
-    )
+    name, options = known_method((*methods, "transformer_attribution")[0], recommended=True)
     if rules is not None and "rules" in options:
         raise WrongUsage(f"--rules {rules}, and rules={options['rules']} with --method: give one")
     return name, options if rules is None else options | {"rules": rules}
@@ -89,26 +118,17 @@ def known_method(text: str, recommended: bool = False) -> tuple[str, dict[str, A
 
 def _explain_named(args: Args, answer: Answer) -> None:
     """Explain pictures or texts for each target, write what is asked for, and print the rest."""
-    check_outs(answer.outs, ENDINGS, force=answer.force)
-    with Steps(3 + len(answer.outs)) as steps:
-        steps.next("loading PyTorch, reading the input")
-        method, options = method_of(answer.methods, answer.rules)
-        given = read_inputs(args)
-        from relprop.commands.subject import open_subject
-
-        steps.next("opening the model")
-        subject = open_subject(args.model, *given)
+    with asked(args, answer, ENDINGS, method_of) as (subject, (method, options), steps):
         targets = [subject.target(target) for target in answer.targets or ("predicted",)]
         steps.next("explaining")
         how = args.model
         options |= {"method": method, "precision": how.precision, "memory": how.bytes}
-        options["ledger"] = answer.ledger
+        options |= {"ledger": answer.ledger, "processor": subject.processor}
         endings = {out.suffix.lower() for out in answer.outs}
         keep = _shown_by_a_page(subject) if ".html" in endings else ()
         found = _explained(subject, targets, keep, **options)
         found = found if args.stream is None else [e[args.stream] for e in found]
-        writers = _writers(found, subject, endings)
-        write(answer.outs, writers, steps)
+        write(answer.outs, _writers(found, subject, endings), steps)
     _echo(found, answer, subject.names)
 
 
@@ -159,7 +179,6 @@ def _explained(
     or looks at attention, and not every model has the same tokens in all of its blocks."""
     from relprop.api.explain import explain_many
 
-    options["processor"] = subject.processor
     while True:
         try:
             return explain_many(subject.model, subject.inputs, targets, keep=keep, **options)
@@ -180,13 +199,11 @@ def _explain_all(args: Args, data: DataArgs, answer: Answer) -> None:
     check_outs(pages, INDEX, force=data.resume)
     from relprop.commands.data_sets import explain_all
 
-    methods, target = _methods_with_rules(answer), (*answer.targets, "predicted")[0]
-    explain_all(
-        args.model, data, folders[0], methods, target, pages, json_output=answer.json_output
-    )
+    answer = replace(answer, methods=_methods_with_rules(answer))
+    explain_all(args.model, data, answer, folders[0], pages)
 
 
-def _methods_with_rules(answer: Answer) -> Sequence[str]:
+def _methods_with_rules(answer: Answer) -> list[str]:
     """The methods as they are written on the command line, ``--rules`` among their options."""
     for method in answer.methods:
         known_method(method)

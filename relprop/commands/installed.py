@@ -45,7 +45,9 @@ def satisfied(installed: str, wants: str) -> bool:
 def _holds(have: tuple[int, ...], sign: str, other: str) -> bool:
     """Whether one comparison holds."""
     want = _numbers(other)
-    a, b = _even(have[: len(want)] if other.endswith("*") else have, want)
+    parts = have[: len(want)] if other.endswith("*") else have
+    longest = max(len(parts), len(want))
+    a, b = (v + (0,) * (longest - len(v)) for v in (parts, want))
     release = max(1, len(want) - 1)
     return {
         "==": a == b,
@@ -62,9 +64,3 @@ def _holds(have: tuple[int, ...], sign: str, other: str) -> bool:
 def _numbers(text: str) -> tuple[int, ...]:
     release = re.match(r"\d+(\.\d+)*", text)
     return tuple(int(part) for part in release.group().split(".")) if release else ()
-
-
-def _even(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Both with zeros at the end, so that they are as long as the longer one."""
-    longest = max(len(a), len(b))
-    return a + (0,) * (longest - len(a)), b + (0,) * (longest - len(b))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from relprop.commands import options
 from relprop.commands.explain import known_method
 from relprop.commands.printing import echo, echo_json
 from relprop.commands.steps import Steps
@@ -24,9 +27,11 @@ COLUMNS = {
 }
 
 
-def show_methods(name: str | None = None, *, json_output: bool = False) -> None:
-    """Print every method there is, or one of them with its options. Raises ``WrongUsage`` for a
-    name that is none."""
+def methods(
+    name: Annotated[str | None, typer.Argument(help="One method, with its options.")] = None,
+    json_output: options.Json = False,
+) -> None:
+    """The methods: whether class-specific, signed, what they cost, and where they come from."""
     with Steps(1) as steps:
         steps.next("loading PyTorch")
         if name is not None:
@@ -47,24 +52,19 @@ def show_methods(name: str | None = None, *, json_output: bool = False) -> None:
 
 def _row(method: Method) -> dict[str, Any]:
     """What is said of one method, by the names that the JSON has."""
+    rules = method.rule_set(method.options())
     return {
         "name": method.name,
         "works_at": method.level,
         "class_specific": method.class_specific,
         "signed": method.signed,
         "cost": method.cost,
-        "rules": _rules(method) if "relevance" in method.needs else None,
+        "rules": getattr(rules, "name", rules) if "relevance" in method.needs else None,
         "source": method.source,
         "plain": method.plain,
         "description": method.description,
         "options": method.options(),
     }
-
-
-def _rules(method: Method) -> str:
-    """The name of the rule set it takes by default."""
-    found = method.rule_set(method.options())
-    return found if isinstance(found, str) else found.name
 
 
 def _cell(value: Any) -> str:

@@ -39,21 +39,15 @@ class OneInput:
         return "a picture" if self.text is None else "a picture and a text"
 
 
-def read_input(args: Args) -> OneInput | None:
-    """What the command line names: INPUT (a picture's file, a text, or ``-``), and ``--text`` or
-    ``--text-file``. ``None`` if it names nothing.
+def read_inputs(args: Args, *, several: bool = True) -> list[OneInput]:
+    """What the command line names: INPUTs (a picture's file, a text, or ``-``; all pictures or all
+    texts, and only one but for ``several``), and ``--text`` or ``--text-file``.
 
     Raises ``WrongUsage`` for two texts, ``InputError`` for a file that is not there or holds
     something else.
     """
-    if len(args.inputs) > 1:
+    if len(args.inputs) > 1 and not several:
         raise WrongUsage(f"{len(args.inputs)} INPUTs are given, and one is taken here")
-    given = read_inputs(args)
-    return given[0] if given else None
-
-
-def read_inputs(args: Args) -> list[OneInput]:
-    """The same for any number of INPUTs, which are all pictures or all texts."""
     beside = _text_option(args)
     found = [_from_stdin() if i == "-" else _named(i) for i in args.inputs]
     if len(found) > 1:
@@ -76,14 +70,6 @@ def _refuse_mixed(found: list[OneInput], beside: OneInput | None) -> None:
     if words:
         then = [f'relprop explain "{" ".join(str(one.text) for one in found)[:60]}"']
         raise WrongUsage(f"{len(found)} texts are given, {words[0]!r} is one word", then=then)
-
-
-def required_input(args: Args, fact: str, example: str) -> OneInput:
-    """The same for a command that cannot do without. Raises ``WrongUsage`` with the ``example`` if
-    nothing is named."""
-    if (given := read_input(args)) is None:
-        raise WrongUsage(f"{fact}: {example}")
-    return given
 
 
 def _text_option(args: Args) -> OneInput | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from relprop.progress import SHOWN
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn
+    from rich.progress import Progress
 
 
 class Steps:
@@ -42,10 +42,8 @@ class Steps:
         self.names.append(name)
         self.changed = time.monotonic()
         if self._bar is not None:
-            self._bar.update(self._task, description=name, count=self._done())
-
-    def _done(self) -> str:
-        return f"{len(self.names) - 1}/{self.count} steps"
+            done = f"{len(self.names) - 1}/{self.count} steps"
+            self._bar.update(self._task, description=name, count=done)
 
     def left(self, now: float) -> float | None:
         """Seconds that the rest may take at time ``now`` (``time.monotonic``); ``None`` before a
@@ -62,24 +60,10 @@ def _bar(steps: Steps) -> Progress:
     """The line that is drawn on a terminal."""
     from rich import progress
     from rich.console import Console
-
-    return progress.Progress(
-        progress.SpinnerColumn(),
-        progress.TextColumn("{task.description}"),
-        progress.TextColumn("{task.fields[count]}"),
-        progress.TimeElapsedColumn(),
-        _left_column(steps),
-        console=Console(file=steps.stream),
-        transient=True,
-    )
-
-
-def _left_column(steps: Steps) -> ProgressColumn:
-    from rich.progress import ProgressColumn, Task
     from rich.text import Text
 
-    class Left(ProgressColumn):
-        def render(self, task: Task) -> Text:
+    class Left(progress.ProgressColumn):
+        def render(self, task: progress.Task) -> Text:
             if "left" in task.fields:  # of something that is counted within a step
                 return Text(task.fields["left"])
             seconds = steps.left(time.monotonic())
@@ -87,4 +71,12 @@ def _left_column(steps: Steps) -> ProgressColumn:
                 return Text("")
             return Text(f"about {int(seconds) // 60}:{int(seconds) % 60:02d} left")
 
-    return Left()
+    return progress.Progress(
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.TextColumn("{task.fields[count]}"),
+        progress.TimeElapsedColumn(),
+        Left(),
+        console=Console(file=steps.stream),
+        transient=True,
+    )

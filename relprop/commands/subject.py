@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from relprop.adapters import adapter_for
-from relprop.adapters.processing import is_function_of_pictures
+from relprop.adapters.processing import image_processor_of, is_function_of_pictures
 from relprop.commands.arguments import ModelArgs
 from relprop.commands.one_input import OneInput
+from relprop.commands.typical_inputs import typical_call
 from relprop.errors import InputError, OptionError, TargetError
 from relprop.opening.loading import load
 from relprop.opening.opening import open_model
@@ -27,6 +28,7 @@ from relprop.runs.command import (
     tokenizer_of,
 )
 from relprop.targets import token
+from relprop.tracer.binding import bind
 from relprop.tracer.modules import safe_getattr
 from relprop.tracer.offloaded import home_of
 
@@ -62,14 +64,12 @@ class Subject:
         if INDICES.fullmatch(text):
             indices = tuple(int(part) for part in text.split(","))
             return indices if len(indices) > 1 else indices[0]
-        if adapter_for(base_model(self.model)).label_index(base_model(self.model), text) is None:
-            raise self._no_such_label(text)
-        return text
-
-    def _no_such_label(self, text: str) -> TargetError:
+        model = base_model(self.model)
+        if adapter_for(model).label_index(model, text) is not None:
+            return text
         near = difflib.get_close_matches(text, self.labels, n=3, cutoff=0.5) or self.labels[:3]
         none = "" if self.labels else ", and no names of classes at all"
-        return TargetError(
+        raise TargetError(
             f"--target {text!r}: the model has no class of this name{none}",
             then=[f"--target {label!r}" for label in near] or ["--target 0  # an index"],
         )
@@ -87,26 +87,18 @@ class Subject:
 
     def words(self) -> int:
         """How many words, or parts of words, the model reads in a row; 0 if it reads none."""
-        ids = [t for t in _tensors_in(self.tensors()) if not t.is_floating_point() and t.dim() > 1]
+        ids = [t for t in bind(self.tensors()).tensors if not t.is_floating_point() and t.dim() > 1]
         return max((t.shape[-1] for t in ids), default=0)
 
     def own_images(self) -> Tensor | None:
         """The model's own images, (batch, C, H, W), the values of each stretched to [0, 1], if it
         reads any."""
-        images = [t for t in _tensors_in(self.tensors()) if t.dim() == 4 and t.is_floating_point()]
+        images = [t for t in bind(self.tensors()).tensors if t.dim() == 4 and t.is_floating_point()]
         if not images:
             return None
         image = images[0].detach().float().cpu()
         least, most = (image.amin((1, 2, 3), True), image.amax((1, 2, 3), True))
         return (image - least) / (most - least).clamp(min=1e-12)
-
-
-def _tensors_in(inputs: Any) -> list[Tensor]:
-    """The tensors that a model is called with: one, several, or several by name."""
-    if isinstance(inputs, Tensor):
-        return [inputs]
-    values = [inputs[k] for k in inputs] if hasattr(inputs, "keys") else list(inputs)
-    return [value for value in values if isinstance(value, Tensor)]
 
 
 def open_subject(args: ModelArgs, *given: OneInput) -> Subject:
@@ -137,7 +129,9 @@ def open_subject(args: ModelArgs, *given: OneInput) -> Subject:
 def _refuse_unread(name: str, given: OneInput, opened: Opened) -> None:
     """Refuse a text for a model that reads none, and a picture likewise."""
     texts = hasattr(tokenizer_of(opened.processor), "convert_ids_to_tokens")
-    pictures = _reads_pictures(opened)
+    processor, of_timm = opened.processor, getattr(opened.model, "pretrained_cfg", None)
+    of_pictures = is_function_of_pictures(processor) or image_processor_of(processor) is not None
+    pictures = of_pictures or (processor is None and bool(of_timm))
     if (given.text is None or texts) and (given.picture is None or pictures):
         return
     read = [what for what, known in (("texts", texts), ("pictures", pictures)) if known]
@@ -153,11 +147,8 @@ def _refuse_unread(name: str, given: OneInput, opened: Opened) -> None:
 def _cut(texts: list[str], max_length: int, opened: Opened) -> Any:
     """Texts as their first tokens."""
     tokenizer = tokenizer_of(opened.processor)
-    several = len(texts) > 1
-    cut = tokenizer(
-        texts, return_tensors="pt", truncation=True, max_length=max_length, padding=several
-    )
-    return cut.to(home_of(opened.model)[0])
+    how = {"return_tensors": "pt", "truncation": True, "max_length": max_length}
+    return tokenizer(texts, padding=len(texts) > 1, **how).to(home_of(opened.model)[0])
 
 
 def typical_subject(args: ModelArgs) -> Subject:
@@ -170,36 +161,20 @@ def typical_subject(args: ModelArgs) -> Subject:
         model = load(args.name, torch.zeros(1), None, args.trust_remote_code)[0].to(device)
     torch.manual_seed(0)
     if callable(safe_getattr(getattr(model, "config", None), "to_dict")):
-        inputs: Any = {k: v.to(device) for k, v in _typical_call(model, args.name).items()}
+        try:
+            inputs: Any = {k: v.to(device) for k, v in typical_call(model).items()}
+        except Exception as error:
+            fact = f"what the model {args.name!r} reads cannot be guessed: {error}"
+            raise InputError(fact, then=[f"relprop check --model {args.name} INPUT"]) from error
     else:
         inputs = torch.rand(1, *_image_size(model, args.name), device=device)
     return _labelled(Opened(model), inputs, ("random",))
-
-
-def _typical_call(model: nn.Module, name: str) -> dict[str, Tensor]:
-    """Random inputs of a ``transformers`` model, by name, of the shapes that its config says."""
-    from relprop.commands.typical_inputs import typical_call
-
-    try:
-        return typical_call(model)
-    except Exception as error:
-        fact = f"what the model {name!r} reads cannot be guessed: {error}"
-        raise InputError(fact, then=[f"relprop check --model {name} INPUT"]) from error
 
 
 def _labelled(opened: Opened, inputs: Any, names: tuple[str, ...]) -> Subject:
     model = base_model(opened.model)
     labels = tuple(adapter_for(model).labels(model))
     return Subject(opened.model, inputs, names, opened.processor, labels)
-
-
-def _reads_pictures(opened: Opened) -> bool:
-    image_processor = getattr(opened.processor, "image_processor", opened.processor)
-    return (
-        is_function_of_pictures(opened.processor)
-        or hasattr(image_processor, "image_mean")
-        or (opened.processor is None and bool(getattr(opened.model, "pretrained_cfg", None)))
-    )
 
 
 def _image_size(model: Any, name: str) -> tuple[int, int, int]:

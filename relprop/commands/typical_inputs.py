@@ -48,11 +48,8 @@ def wanted(model: nn.Module, *, both: bool = False, generates: bool = False) -> 
     takes = inspect.signature(model.forward).parameters
     main: Any = getattr(model, "main_input_name", "input_ids")
     names = [main] if isinstance(main, str) else list(main)
-    names += [
-        name
-        for name, p in takes.items()
-        if p.default is inspect.Parameter.empty and p.kind is p.POSITIONAL_OR_KEYWORD
-    ]
+    plain = [p for p in takes.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    names += [p.name for p in plain if p.default is p.empty]
     names += BESIDE if both else ()
     known = list(dict.fromkeys(n for n in names if n in takes and n in Inputs.NAMES))
     decodes = getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in takes

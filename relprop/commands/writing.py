@@ -30,19 +30,13 @@ def check_outs(
             raise WrongUsage(f"--out {str(out)!r}: {known}")
         if list(outs).count(out) > 1:
             raise WrongUsage(f"--out {str(out)!r} is given twice")
-        free(out, force=force)
+        writable(out)
+        if out.exists() and not force:
+            then = ["--force overwrites it", "or give another name"]
+            raise OptionError(f"{str(out)!r} exists already", then=then)
         picture = drawn and out.suffix.lower() == ".png"
         if picture and importlib.util.find_spec("matplotlib") is None:
             raise OptionError('pictures need matplotlib: pip install "relprop[plot]"')
-
-
-def free(out: Path, *, force: bool) -> None:
-    """Refuse a path that something stands at, unless it is a file and ``force``; and one in a
-    folder that does not exist."""
-    writable(out)
-    if out.exists() and not force:
-        then = ["--force overwrites it", "or give another name"]
-        raise OptionError(f"{str(out)!r} exists already", then=then)
 
 
 def write(outs: Sequence[Path], writers: Mapping[str, Writer], steps: Steps) -> None:
