@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from torch.fx.node import Argument
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from relprop.errors import CaptureError, message
+from relprop.errors import CaptureError
 
 #: The two sizes that are recorded: no other axis of a model is likely to be as long by chance, and
 #: where one is, the line through both says that it does not grow.
@@ -104,8 +104,6 @@ def _compare(a: Tensor, b: Tensor, name: str) -> None:
 
 def _differs(fact: str) -> CaptureError:
     return CaptureError(
-        message(
-            f"a flat program of any batch size could not be made: {fact}",
-            then=["relprop.explain, which records nothing, explains this model"],
-        )
+        f"a flat program of any batch size could not be made: {fact}",
+        then=["relprop.explain, which records nothing, explains this model"],
     )

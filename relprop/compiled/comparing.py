@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from relprop.errors import AmbiguityWarning, CaptureError, InputError, message
+from relprop.errors import AmbiguityWarning, CaptureError, InputError
 from relprop.explanation import Explanation
 from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions
@@ -42,11 +42,11 @@ class Comparison:
         assert own is not None
         if (fact := difference(flat, own)) and self.built:
             fact = f"the model is another than the one that was compiled: {fact}"
-            raise InputError(message(fact, then=["call relprop.compile again"]))
+            raise InputError(fact, then=["call relprop.compile again"])
         if fact:
             fact = f"the flat program does not give what relprop.explain gives: {fact}"
             then = ["report this model; relprop.explain explains it"]
-            raise CaptureError(message(fact, then=then))
+            raise CaptureError(fact, then=then)
         self.built = structure(self.model)
 
 

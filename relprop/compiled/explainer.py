@@ -19,7 +19,6 @@ from relprop.errors import (
     OptionError,
     RelpropError,
     first_line,
-    message,
     writable,
 )
 from relprop.explanation import Block, Explanation
@@ -82,7 +81,7 @@ class Shape:
         if (found := Shape.of(read)) != self:
             fact = f"a flat program is for one shape: it was captured for {self}, this is {found}"
             raise InputError(
-                message(fact, then=["relprop.compile(model, inputs) makes one for these inputs"])
+                fact, then=["relprop.compile(model, inputs) makes one for these inputs"]
             )
         return read
 
@@ -224,7 +223,7 @@ class Explainer:
             return self._runs(*tensors, *contents, index)
         except IndexError as error:
             fact = f"the program fails on these inputs: IndexError: {first_line(error)}"
-            raise InputError(message(fact, then=["ids below the rows of their table"])) from error
+            raise InputError(fact, then=["ids below the rows of their table"]) from error
 
     def _indices(self, target: object, inputs: Inputs) -> Tensor:
         knows, head = self._knows, self._manual.head
@@ -270,7 +269,7 @@ def _refuse_undefined(numbers: Numbers) -> None:
         return
     fact = f"relevance as one gradient is no finite number here: {AT_ZERO}, or numbers overflow"
     walked = "relprop.compile(..., ledger=True), whose program walks relevance, or relprop.explain"
-    raise RelpropError(message(fact, then=[walked, "precision='float64' if they overflow"]))
+    raise RelpropError(fact, then=[walked, "precision='float64' if they overflow"])
 
 
 def numbers_of(outputs: Mapping[str, Tensor], manual: Manual) -> Numbers:

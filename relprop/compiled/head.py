@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import TargetError, message
+from relprop.errors import TargetError
 from relprop.interpreter.points import Made
 from relprop.targets.index import INDEX_FORMS, Output, element_label
 from relprop.targets.plain import Index, plain_index, without_tensors
@@ -82,7 +82,7 @@ class Head:
         if isinstance(entry, Target) and not isinstance(entry, Output):
             return facts.element(entry, sample)
         if callable(entry):
-            raise TargetError(message("target is a callable", then=[ONE_ELEMENT]))
+            raise TargetError("target is a callable", then=[ONE_ELEMENT])
         if isinstance(entry, Output):
             self._refuse_other(entry)
             index = entry.index
@@ -100,7 +100,7 @@ class Head:
         same = self.is_class_output if output.name is None else output.name in own
         if not same:
             fact = f"target {output} is of another output than {self.name!r}, which was compiled"
-            raise TargetError(message(fact, then=[f"relprop.compile(..., target={output.name!r})"]))
+            raise TargetError(fact, then=[f"relprop.compile(..., target={output.name!r})"])
 
     def _predicted(self, position: int | None) -> tuple[int, ...]:
         """The only element, the largest of a row of classes, or a language model's next token."""
@@ -114,7 +114,7 @@ class Head:
             f"target=None needs a class head; output {self.name!r} has the axes "
             f"{list(self.size)} per sample"
         )
-        raise TargetError(message(fact, then=["a tuple with one index per axis"]))
+        raise TargetError(fact, then=["a tuple with one index per axis"])
 
     def _checked(self, index: Index, facts: CallFacts) -> tuple[int, ...]:
         if len(index) != len(self.size):
@@ -122,7 +122,7 @@ class Head:
                 f"target {index} has {len(index)} indices, output {self.name!r} has "
                 f"{len(self.size)} axes per sample: {list(self.size)}"
             )
-            raise TargetError(message(fact, then=[INDEX_FORMS]))
+            raise TargetError(fact, then=[INDEX_FORMS])
         found = [self._labelled(k, facts) if isinstance(k, str) else k for k in index]
         for axis, (k, n) in enumerate(zip(found, self.size, strict=True)):
             if not -n <= k < n:

@@ -15,7 +15,7 @@ from relprop.compiled.head import ONE_ELEMENT
 from relprop.compiled.recording import explainable
 from relprop.compiled.tidying import EXPLAIN
 from relprop.compiled.weights import read_anew, refuse_untied
-from relprop.errors import TargetError, message
+from relprop.errors import TargetError
 from relprop.explanation import Explanation
 from relprop.opening.opening import opened, prepared
 from relprop.runner.needs import Needs
@@ -33,7 +33,7 @@ class _Unread(Mapping[fx.Node, Tensor]):
 
     def __getitem__(self, node: fx.Node) -> Never:
         fact = f"target {self.target.written()} is known only when the model has run"
-        raise TargetError(message(fact, then=[ONE_ELEMENT]))
+        raise TargetError(fact, then=[ONE_ELEMENT])
 
     def __iter__(self) -> Iterator[fx.Node]:
         return iter([self[None]])  # type: ignore[index]
@@ -91,7 +91,7 @@ class Live:
         part = Part(inputs, Prepared(None), 0, inputs.batch)
         sided(session, part, sample, target, self.needs.question)
         fact = f"target {target.written()} is no one element of the compiled output"
-        raise TargetError(message(fact, then=[ONE_ELEMENT, EXPLAIN]))
+        raise TargetError(fact, then=[ONE_ELEMENT, EXPLAIN])
 
     def refreshed(self) -> None:
         """Have the program read the weights as they are now."""

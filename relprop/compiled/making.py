@@ -18,7 +18,7 @@ from relprop.compiled.recording import Recording
 from relprop.compiled.tidying import EXPLAIN, tidied
 from relprop.compiled.views import without_idle_calls
 from relprop.compiled.weights import ties, with_names
-from relprop.errors import InputError, OptionError, TargetError, message
+from relprop.errors import InputError, OptionError, TargetError
 from relprop.runner.answer import Made
 from relprop.runner.conditions import Conditions
 from relprop.runner.heads import Heads
@@ -57,7 +57,7 @@ def make_flat(
     _refuse_method(question)
     _refuse_model(model)
     if reads_inside([target]):
-        raise OptionError(message("the target is inside the model", then=[EXPLAIN]))
+        raise OptionError("the target is inside the model", then=[EXPLAIN])
     session = open_session(model, part.inputs, question.rule_set, how)
     _refuse_program(session)
     needs = _needs(session, question, target)
@@ -111,11 +111,11 @@ def _needs(session: Session, question: Question, target: object) -> Needs:
 def _output(session: Session, target: object) -> ModelOutput:
     """The one output that the target names."""
     if is_callable(target):
-        raise TargetError(message("target is a callable", then=[ONE_ELEMENT]))
+        raise TargetError("target is a callable", then=[ONE_ELEMENT])
     nodes = possible_starts(session.program, [target])
     if len(nodes) != 1:
         fact = f"the target is of {len(nodes)} outputs"
-        raise TargetError(message(fact, then=[ONE_ELEMENT]))
+        raise TargetError(fact, then=[ONE_ELEMENT])
     names = session.program.outputs.names
     return ModelOutput(names[session.program.output_nodes.index(nodes[0])], nodes[0])
 
@@ -134,29 +134,27 @@ def _refuse_method(question: Question) -> None:
             f"method {method.name!r} cannot be one flat program: it runs the model several times "
             f"({method.cost} forward passes)"
         )
-        raise OptionError(message(fact, then=[EXPLAIN]))
+        raise OptionError(fact, then=[EXPLAIN])
     if question.average is not None:
         fact = f"average={question.average}: a flat program runs the model once"
-        raise OptionError(message(fact, then=[EXPLAIN]))
+        raise OptionError(fact, then=[EXPLAIN])
 
 
 def _refuse_model(model: nn.Module) -> None:
     if is_offloaded(model):
         fact = "weights are offloaded: a flat program holds all of them"
-        raise InputError(message(fact, then=["load the whole model", EXPLAIN]))
+        raise InputError(fact, then=["load the whole model", EXPLAIN])
     for name, parameter in model.named_parameters():
         if is_traceable_wrapper_subclass(parameter):
             kind = type(parameter).__name__
             fact = f"parameter {name!r} is a {kind}, which a flat program cannot read"
-            raise InputError(message(fact, then=["compile the model before quantisation", EXPLAIN]))
+            raise InputError(fact, then=["compile the model before quantisation", EXPLAIN])
 
 
 def _refuse_program(session: Session) -> None:
     if session.program.input_specialised:
         raise OptionError(
-            message(
-                "the model is captured sample by sample, since values decide what it computes "
-                f"({', '.join(session.program.decisions[:3])}): no program is for all inputs",
-                then=[EXPLAIN],
-            )
+            "the model is captured sample by sample, since values decide what it computes "
+            f"({', '.join(session.program.decisions[:3])}): no program is for all inputs",
+            then=[EXPLAIN],
         )

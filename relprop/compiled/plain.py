@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, fx
 
 from relprop.compiled.native import OPERATORS
-from relprop.errors import InputError, OptionError, message
+from relprop.errors import InputError, OptionError
 from relprop.operations.as_json import decoded, encoded, name_of_operator, operator_named
 
 #: How a file of this kind ends.
@@ -89,7 +89,7 @@ def _name(function: object) -> str:
     except InputError:
         fact = f"the program calls {function}, which no .safetensors file may name"
         then = ["save it as x.pt2, which may hold it"]
-        raise OptionError(message(fact, then=then)) from None
+        raise OptionError(fact, then=then) from None
 
 
 def _nodes(value: Any) -> list[int]:

@@ -17,7 +17,6 @@ from relprop.errors import (
     OptionError,
     TargetError,
     UnsavedAdapterWarning,
-    message,
     warn,
 )
 from relprop.explanation import Explanation
@@ -131,7 +130,7 @@ class Recalled:
     def element(self, target: Target, sample: int, inputs: Inputs) -> tuple[int, ...]:
         """None: targets are looked up in a model."""
         fact = f"target {target.written()} needs the model, which a saved explainer has not"
-        raise TargetError(message(fact, then=["give the index of one element"]))
+        raise TargetError(fact, then=["give the index of one element"])
 
     def refreshed(self) -> None:
         """Nothing: the weights are the saved ones."""

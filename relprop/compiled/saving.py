@@ -20,7 +20,7 @@ from relprop.compiled.head import Head
 from relprop.compiled.ledger_rows import LedgerRows
 from relprop.compiled.live import Live
 from relprop.compiled.recalled import Recalled, Remembered
-from relprop.errors import InputError, OptionError, first_line, message
+from relprop.errors import InputError, OptionError, first_line
 from relprop.layout import Layout
 from relprop.runner.answer import Made
 from relprop.writing import written
@@ -68,7 +68,7 @@ def _compiled(program: ExportedProgram, path: Path, text: str) -> None:
     except InvalidCxxCompiler as error:
         fact = f"ahead_of_time=True needs a C++ compiler: {first_line(error)}"
         raise OptionError(
-            message(fact, then=["install g++ or clang++", "leave ahead_of_time out"])
+            fact, then=["install g++ or clang++", "leave ahead_of_time out"]
         ) from None
 
 

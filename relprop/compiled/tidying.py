@@ -6,7 +6,7 @@ import torch
 from torch import fx
 from torch.fx.passes.dialect.common.cse_pass import CSEPass, get_CSE_banned_ops
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 from relprop.operations import argument
 from relprop.tracer.recorded import recorded_value
 
@@ -81,4 +81,4 @@ def refuse_tags(graph: fx.Graph, method: str) -> None:
 def not_flat(method: str, why: str) -> OptionError:
     """What to say of a method that no program for all calls can hold."""
     fact = f"method {method!r} cannot be one flat program: {why}"
-    return OptionError(message(fact, then=[EXPLAIN]))
+    return OptionError(fact, then=[EXPLAIN])

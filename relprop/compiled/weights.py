@@ -9,7 +9,7 @@ from functools import cache
 
 from torch import Tensor, fx, nn
 
-from relprop.errors import CaptureError, InputError, message
+from relprop.errors import CaptureError, InputError
 from relprop.tracer.offloaded import tensor_of
 
 #: Where the graph keeps what belongs to no module of the user's.
@@ -29,7 +29,7 @@ def with_names(module: fx.GraphModule, model: nn.Module) -> tuple[fx.GraphModule
         if name is None:
             part = memory.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
             if part is not None:
-                raise CaptureError(message(f"the graph holds a part of weight {part!r}"))
+                raise CaptureError(f"the graph holds a part of weight {part!r}")
             name = f"{CONSTANTS}.{str(node.target).replace('.', '_')}"
         else:
             used[name] = None
@@ -52,7 +52,7 @@ def refuse_untied(model: nn.Module, tied: tuple[tuple[str, str], ...]) -> None:
     for first, other in tied:
         if _named(model, first) is not _named(model, other):
             fact = f"{first!r} and {other!r} were one tensor when the program was recorded"
-            raise InputError(message(fact, then=["call relprop.compile again"]))
+            raise InputError(fact, then=["call relprop.compile again"])
 
 
 def _named(model: nn.Module, name: str) -> object:
@@ -122,7 +122,7 @@ def _inside(module: nn.Module | None, path: tuple[str, ...]) -> nn.Module | None
 def _gone(name: str, held: Tensor, now: Tensor | None) -> InputError:
     found = "has none now" if now is None else f"has one of {tuple(now.shape)}, {now.dtype}"
     fact = f"the program was recorded with {name!r}, {tuple(held.shape)}, {held.dtype}: the model"
-    return InputError(message(f"{fact} {found}", then=["call relprop.compile again"]))
+    return InputError(f"{fact} {found}", then=["call relprop.compile again"])
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

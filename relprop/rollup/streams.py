@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import RollUpError, message
+from relprop.errors import RollUpError
 from relprop.operations import Kind, kind
 from relprop.rollup.layers import token_axes, tokens_of
 from relprop.rules.coarse import finer
@@ -123,28 +123,24 @@ def _before_others(
 
 def _without_tokens(leaf: fx.Node, name: str) -> RollUpError:
     return RollUpError(
-        message(
-            f"input {name!r} has no axis of tokens: methods over attention have no scores for it",
-            at=describe(leaf),
-            then=[
-                "leave it out of explain_inputs=: it is then a constant",
-                "method='lrp' and the others at the input explain every input",
-            ],
-        )
+        f"input {name!r} has no axis of tokens: methods over attention have no scores for it",
+        at=describe(leaf),
+        then=[
+            "leave it out of explain_inputs=: it is then a constant",
+            "method='lrp' and the others at the input explain every input",
+        ],
     )
 
 
 def _lost(leaf: fx.Node, name: str) -> RollUpError:
     return RollUpError(
-        message(
-            f"the attention maps cannot be followed down to input {name!r}: no tensor that all "
-            "its attention descends from has an axis known to hold tokens",
-            at=describe(leaf),
-            then=[
-                "relprop.instrument(model, inputs, target=...).relevance(...) "
-                "gives relevance at any layer without a roll-up"
-            ],
-        )
+        f"the attention maps cannot be followed down to input {name!r}: no tensor that all "
+        "its attention descends from has an axis known to hold tokens",
+        at=describe(leaf),
+        then=[
+            "relprop.instrument(model, inputs, target=...).relevance(...) "
+            "gives relevance at any layer without a roll-up"
+        ],
     )
 
 
