@@ -24,10 +24,8 @@ class OneInput:
         if len(self.streams) == 1:
             return next(iter(self.streams.values()))
         raise OptionError(
-            (
-                f"{len(self.streams)} inputs are explained: "
-                f"{', '.join(map(repr, self.streams))}; {what} belongs to one of them"
-            ),
+            f"{len(self.streams)} inputs are explained: "
+            f"{', '.join(map(repr, self.streams))}; {what} belongs to one of them",
             then=[f"explanation[{name!r}].{what}" for name in self.streams],
         )
 
