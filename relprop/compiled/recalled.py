@@ -120,9 +120,8 @@ class Recalled:
     def prepared(self, inputs: object, processor: object) -> Prepared:
         """A call's tensors from what a person gave; of what a processor gives those that were
         captured."""
-        by = self.processor if processor is None else processor
-        made = self.adapter.prepare(self.model, inputs, by)
-        if by is not None and isinstance(made.inputs, Mapping):
+        made = self.adapter.prepare(self.model, inputs, processor)
+        if processor is not None and isinstance(made.inputs, Mapping):
             kept = {n: made.inputs[n] for n in self.names if n in made.inputs}
             return replace(made, inputs=kept)
         return made
