@@ -77,10 +77,8 @@ def rollup_plan(
         )
         if unlisted or "prod" in step.node.args:  # products by index
             raise RollUpError(
-                (
-                    f"the roll-up cannot pass {step.op}: it is in no list of operations "
-                    "and changes the shape"
-                ),
+                f"the roll-up cannot pass {step.op}: it is in no list of operations "
+                "and changes the shape",
                 at=describe(step.node),
             )
     return plan, found

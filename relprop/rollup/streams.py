@@ -13,7 +13,7 @@ from relprop.rollup.layers import token_axes, tokens_of
 from relprop.rules.coarse import finer
 from relprop.rules.fields import number
 from relprop.tracer.draws import DRAWN
-from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.editing import operands_first, tensor_inputs, val
 from relprop.tracer.facts import is_batched
 from relprop.tracer.leaves import joined_tokens, with_tokens
 from relprop.tracer.order import Flow
@@ -174,11 +174,9 @@ def _out_of_order(part: Flow, node: fx.Node) -> bool:
 
 def _by_chance(node: fx.Node) -> bool:
     """Whether random numbers enter ``node``."""
-    seen, left = set(), [node]
-    while left:
-        n = left.pop()
+    seen = set[fx.Node]()
+    for n in operands_first(node, seen.__contains__):
+        seen.add(n)
         if kind(n) is Kind.RANDOM or str(n.target).startswith(DRAWN):
             return True
-        left += [i for i in n.all_input_nodes if i not in seen]
-        seen.update(n.all_input_nodes)
     return False
