@@ -244,14 +244,18 @@ def nearest(name: object, known: Iterable[object]) -> list[str]:
     return [f"did you mean {' or '.join(repr(there[c]) for c in close)}?"] if close else []
 
 
+#: What PyTorch, and libraries below it, say where there is no memory left.
+NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
+
+
 def out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or what it came from, says that there is no memory left."""
+    """Whether an error, or what it came from, says that there is no memory left, on the CPU or on
+    an accelerator."""
     while error is not None:
-        if isinstance(error, MemoryError):
+        said = str(error).lower() if isinstance(error, RuntimeError) else ""
+        if isinstance(error, MemoryError) or any(sign in said for sign in NO_MEMORY):
             return True
         if type(error).__name__ == "OutOfMemoryError":  # PyTorch's, on a GPU
-            return True
-        if "can't allocate memory" in str(error):  # what PyTorch says on a CPU
             return True
         error = error.__cause__
     return False

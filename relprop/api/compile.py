@@ -10,9 +10,9 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
-from relprop.compiled import Comparison, Explainer, make_flat
+from relprop.compiled import Explainer, make_flat
 from relprop.compiled.explainer import Runs, without_autograd
-from relprop.compiled.making import Flat
+from relprop.compiled.live import Live
 from relprop.compiled.native import call_functions
 from relprop.compiled.saving import read
 from relprop.error_boundary import guarded
@@ -92,11 +92,10 @@ def compile(
     def made(bound: Inputs) -> Explainer:
         with undisturbed(module), torch.no_grad():
             part = Part(bound, prepared, 0, bound.batch)
-            flat = make_flat(module, part, target, question, how)
-        beside = Comparison(module, question, how) if verify else None
+            manual, live = make_flat(module, part, target, question, how)
         by = processor or prepared.processor
-        live = replace(flat.live, given=given, processor=by, comparison=beside)
-        explainer = Explainer(_running(flat, backend), flat.manual, live)
+        live = replace(live, given=given, processor=by)
+        explainer = Explainer(_running(live, backend), manual, live)
         if verify:
             explainer(prepared.inputs, target)
         return explainer
@@ -104,12 +103,12 @@ def compile(
     return read_rightly(module, bound, made) if verify else made(bound)
 
 
-def _running(flat: Flat, backend: str | Callable[..., Any] | None) -> Runs:
+def _running(live: Live, backend: str | Callable[..., Any] | None) -> Runs:
     """What runs a recorded program. On a CPU Inductor is asked for a program in C++ throughout:
     what Python does between two kernels is a seventh of the time of a small model."""
-    module = flat.module
+    module = live.module
     if backend is None:
-        call_functions(module, [t for t, _ in flat.live.example])
+        call_functions(module, live.example)
         return without_autograd(module)
     if backend != "inductor" or any(t.device.type != "cpu" for t in module.parameters()):
         return torch.compile(module, backend=backend)

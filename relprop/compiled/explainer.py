@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from relprop.adapters import Adapter, Prepared
-from relprop.compiled.head import CallFacts, Head
+from relprop.compiled.head import Head
 from relprop.compiled.ledger_rows import LedgerRows
 from relprop.error_boundary import guarded
 from relprop.errors import (
@@ -19,10 +18,10 @@ from relprop.errors import (
     OptionError,
     RelpropError,
     first_line,
-    message,
     writable,
 )
 from relprop.explanation import Block, Explanation
+from relprop.explanation.tokens import MAPS
 from relprop.layout import Layout
 from relprop.numerics import is_finite
 from relprop.runner.answer import Made, check_numbers, explained
@@ -31,9 +30,13 @@ from relprop.runner.describe import Names, described_by, named
 from relprop.runner.needs import ONE_GRADIENT
 from relprop.runner.numbers import Numbers
 from relprop.runner.run import Part
-from relprop.targets.start import Start, Target
+from relprop.targets.start import Start
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.surroundings import plain_numbers
+
+if TYPE_CHECKING:
+    from relprop.compiled.live import Live
+    from relprop.compiled.recalled import Recalled
 
 #: What runs a flat program: tensors in, tensors by name out.
 Runs = Callable[..., Mapping[str, Tensor]]
@@ -82,7 +85,7 @@ class Shape:
         if (found := Shape.of(read)) != self:
             fact = f"a flat program is for one shape: it was captured for {self}, this is {found}"
             raise InputError(
-                message(fact, then=["relprop.compile(model, inputs) makes one for these inputs"])
+                fact, then=["relprop.compile(model, inputs) makes one for these inputs"]
             )
         return read
 
@@ -115,41 +118,13 @@ class Manual:
     blocks: tuple[str, ...] | None = None
 
 
-class Knows(Protocol):
-    """Who knows what inputs and outputs stand for: a model's adapter, or what is remembered of
-    it."""
-
-    @property
-    def adapter(self) -> Adapter:
-        """Who knows what tokens are."""
-
-    @property
-    def model(self) -> nn.Module:
-        """The model, or what stands for it."""
-
-    def prepared(self, inputs: object, processor: object) -> Prepared:
-        """A call's tensors from what a person gave."""
-
-    def element(self, target: Target, sample: int, inputs: Inputs) -> tuple[int, ...]:
-        """The element that a target of ``relprop.targets`` names. Raises ``TargetError`` where that
-        cannot be said before the run."""
-
-    def refreshed(self) -> None:
-        """Have the program read the weights as they are now."""
-
-    def check(self, flat: Explanation, inputs: object, target: object) -> None:
-        """Raise ``InputError`` where the model that is there has become another one."""
-
-    def refuse_outputs(self, outputs: Mapping[str, Tensor]) -> None:
-        """Raise ``InputError`` for outputs of the model that are not finite."""
-
-
 @guarded
 class Explainer:
     """Explains one model by one method, for inputs of one shape and batches of any size, as one
     program. ``relprop.compile`` makes one, ``relprop.load_explainer`` reads one."""
 
-    def __init__(self, runs: Runs, manual: Manual, knows: Knows) -> None:
+    # ``knows``: what inputs and outputs stand for, by the model or by what is remembered of it
+    def __init__(self, runs: Runs, manual: Manual, knows: Live | Recalled) -> None:
         self._runs, self._manual, self._knows = runs, manual, knows
 
     @property
@@ -176,7 +151,8 @@ class Explainer:
         """
         knows, manual = self._knows, self._manual
         with plain_numbers(), torch.no_grad():
-            prepared = knows.prepared(inputs, processor)
+            by = knows.processor if processor is None else processor
+            prepared = knows.prepared(inputs, by)
             bound = manual.shape.checked(bind(manual.shape.ordered(prepared.inputs)))
             part = Part(bound, prepared, 0, bound.batch)
             described = {
@@ -184,7 +160,7 @@ class Explainer:
                 for name, layout in manual.layouts.items()
             }
             contents = [described[name]["content"] for name in manual.contents]
-            index = self._indices(target, bound)
+            index = manual.head.indices(target, knows, bound)
             knows.refreshed()
             outputs = self._outputs(bound, contents, index)
             found = self._explanation(target, outputs, described, prepared.processor)
@@ -224,21 +200,7 @@ class Explainer:
             return self._runs(*tensors, *contents, index)
         except IndexError as error:
             fact = f"the program fails on these inputs: IndexError: {first_line(error)}"
-            raise InputError(message(fact, then=["ids below the rows of their table"])) from error
-
-    def _indices(self, target: object, inputs: Inputs) -> Tensor:
-        knows, head = self._knows, self._manual.head
-        positions = None
-        if len(head.size) == 2 and head.is_class_output and knows.adapter.is_causal(knows.model):
-            positions = knows.adapter.last_position(inputs, head.size[0]).tolist()
-        facts = CallFacts(
-            inputs.batch,
-            positions,
-            lambda label: knows.adapter.label_index(knows.model, label),
-            lambda given, sample: knows.element(given, sample, inputs),
-        )
-        index = head.indices(target, facts).to(inputs.tensors[0].device)
-        return index[:, 0] if len(head.axes) == 1 else index
+            raise InputError(fact, then=["ids below the rows of their table"]) from error
 
     def _explanation(
         self,
@@ -270,31 +232,21 @@ def _refuse_undefined(numbers: Numbers) -> None:
         return
     fact = f"relevance as one gradient is no finite number here: {AT_ZERO}, or numbers overflow"
     walked = "relprop.compile(..., ledger=True), whose program walks relevance, or relprop.explain"
-    raise RelpropError(message(fact, then=[walked, "precision='float64' if they overflow"]))
+    raise RelpropError(fact, then=[walked, "precision='float64' if they overflow"])
 
 
 def numbers_of(outputs: Mapping[str, Tensor], manual: Manual) -> Numbers:
     """What a flat program's tensors are."""
-    parts = {
-        kind: {n: outputs[f"{n}.{kind}"] for n in manual.layouts if f"{n}.{kind}" in outputs}
+    scores, identity, inputs, layers = (
+        {n: outputs[f"{n}.{kind}"] for n in manual.layouts if f"{n}.{kind}" in outputs}
         for kind in ("scores", "identity", "input", "layers")
-    }
-    blocks = None
-    if manual.blocks is not None:
-        blocks = tuple(
-            Block(
-                path,
-                outputs[f"blocks.{i}.attention"],
-                outputs.get(f"blocks.{i}.gradient"),
-                outputs.get(f"blocks.{i}.relevance"),
-            )
-            for i, path in enumerate(manual.blocks)
-        )
-    return Numbers(
-        {n: (scores, parts["identity"][n]) for n, scores in parts["scores"].items()},
-        parts["input"],
-        parts["layers"],
-        outputs.get("matrix"),
-        blocks,
-        None if manual.rows is None else manual.rows.ledger(outputs["ledger"]),
     )
+    blocks = []
+    for i, path in enumerate(manual.blocks or ()):
+        attention, *rest = (outputs.get(f"blocks.{i}.{kind}") for kind in MAPS)
+        assert attention is not None
+        blocks.append(Block(path, attention, *rest))
+    pairs = {n: (found, identity[n]) for n, found in scores.items()}
+    kept = None if manual.blocks is None else tuple(blocks)
+    ledger = None if manual.rows is None else manual.rows.ledger(outputs["ledger"])
+    return Numbers(pairs, inputs, layers, outputs.get("matrix"), kept, ledger)

@@ -4,32 +4,26 @@ given; and where relevance starts then."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import TargetError, message
+from relprop.errors import TargetError
 from relprop.interpreter.points import Made
 from relprop.targets.index import INDEX_FORMS, Output, element_label
 from relprop.targets.plain import Index, plain_index, without_tensors
 from relprop.targets.start import Start, Target, Term, all_of, field_of
+from relprop.tracer.binding import Inputs
+
+if TYPE_CHECKING:
+    from relprop.compiled.live import Live
+    from relprop.compiled.recalled import Recalled
 
 #: What stands in place of the last index where the model's own prediction is explained.
 PREDICTED = -1
-
-
-@dataclass(frozen=True)
-class CallFacts:
-    """What is known of a call before it runs: how many samples there are, where a language model
-    predicts the next token of each (``positions``), the class of a label, and the element that a
-    target of ``relprop.targets`` names in a sample."""
-
-    batch: int
-    positions: Sequence[int] | None
-    label_index: Callable[[str], int | None]
-    element: Callable[[Target, int], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -50,20 +44,29 @@ class Head:
         """The lengths that an index has an entry for: at least one."""
         return self.size or (1,)
 
-    def indices(self, target: object, facts: CallFacts) -> Tensor:
-        """What ``target`` names, (batch, axes), the last entry ``PREDICTED`` for the model's
-        prediction.
+    def indices(self, target: object, knows: Live | Recalled, inputs: Inputs) -> Tensor:
+        """What ``target`` names, (batch,), or (batch, axes) of an output with several, the last
+        entry ``PREDICTED`` for the model's prediction.
 
         Raises:
             TargetError: for what is no element of this output, and for what is known only when the
                 model has run.
         """
-        entries = _entries(target, facts.batch)
-        if len(entries) != facts.batch:
-            fact = f"target has {len(entries)} entries for a batch of {facts.batch}"
-            raise TargetError(fact)
-        rows = [self._index(entry, i, facts) or (0,) for i, entry in enumerate(entries)]
-        return torch.tensor(rows, dtype=torch.long)
+        entries = _entries(target, inputs.batch)
+        if len(entries) != inputs.batch:
+            raise TargetError(f"target has {len(entries)} entries for a batch of {inputs.batch}")
+        positions: list[int | None] = [None] * inputs.batch  # of a language model's next tokens
+        if len(self.size) == 2 and self.is_class_output and knows.adapter.is_causal(knows.model):
+            positions = knows.adapter.last_position(inputs, self.size[0]).tolist()
+        rows = []
+        for sample, (entry, position) in enumerate(zip(entries, positions, strict=True)):
+            if isinstance(entry, Target) and not isinstance(entry, Output):
+                rows.append(knows.element(entry, sample, inputs))
+            else:
+                rows.append(self._index(entry, position, knows))
+        found = torch.tensor([row or (0,) for row in rows], dtype=torch.long)
+        found = found[:, 0] if len(self.axes) == 1 else found
+        return found.to(inputs.tensors[0].device)
 
     def labels(
         self, target: object, chosen: Sequence[Sequence[int]]
@@ -78,29 +81,28 @@ class Head:
     def _is_named(self, entry: object) -> bool:
         return (isinstance(entry, Output) and entry.name is not None) or not self.is_class_output
 
-    def _index(self, entry: object, sample: int, facts: CallFacts) -> tuple[int, ...]:
-        if isinstance(entry, Target) and not isinstance(entry, Output):
-            return facts.element(entry, sample)
+    def _index(
+        self, entry: object, position: int | None, knows: Live | Recalled
+    ) -> tuple[int, ...]:
         if callable(entry):
-            raise TargetError(message("target is a callable", then=[ONE_ELEMENT]))
+            raise TargetError("target is a callable", then=[ONE_ELEMENT])
         if isinstance(entry, Output):
             self._refuse_other(entry)
             index = entry.index
         else:
             index = None if entry is None else plain_index(entry)
-        position = None if facts.positions is None else facts.positions[sample]
         if index is None:
             return self._predicted(position)
         if len(index) == 1 and position is not None:
             index = (position, *index)
-        return self._checked(index, facts)
+        return self._checked(index, knows)
 
     def _refuse_other(self, output: Output) -> None:
         own = (self.name, self.place)
         same = self.is_class_output if output.name is None else output.name in own
         if not same:
             fact = f"target {output} is of another output than {self.name!r}, which was compiled"
-            raise TargetError(message(fact, then=[f"relprop.compile(..., target={output.name!r})"]))
+            raise TargetError(fact, then=[f"relprop.compile(..., target={output.name!r})"])
 
     def _predicted(self, position: int | None) -> tuple[int, ...]:
         """The only element, the largest of a row of classes, or a language model's next token."""
@@ -114,16 +116,16 @@ class Head:
             f"target=None needs a class head; output {self.name!r} has the axes "
             f"{list(self.size)} per sample"
         )
-        raise TargetError(message(fact, then=["a tuple with one index per axis"]))
+        raise TargetError(fact, then=["a tuple with one index per axis"])
 
-    def _checked(self, index: Index, facts: CallFacts) -> tuple[int, ...]:
+    def _checked(self, index: Index, knows: Live | Recalled) -> tuple[int, ...]:
         if len(index) != len(self.size):
             fact = (
                 f"target {index} has {len(index)} indices, output {self.name!r} has "
                 f"{len(self.size)} axes per sample: {list(self.size)}"
             )
-            raise TargetError(message(fact, then=[INDEX_FORMS]))
-        found = [self._labelled(k, facts) if isinstance(k, str) else k for k in index]
+            raise TargetError(fact, then=[INDEX_FORMS])
+        found = [_labelled(k, knows) if isinstance(k, str) else k for k in index]
         for axis, (k, n) in enumerate(zip(found, self.size, strict=True)):
             if not -n <= k < n:
                 raise TargetError(
@@ -132,12 +134,12 @@ class Head:
                 )
         return tuple(k % n for k, n in zip(found, self.size, strict=True))
 
-    @staticmethod
-    def _labelled(label: str, facts: CallFacts) -> int:
-        index = facts.label_index(label)
-        if index is None:
-            raise TargetError(f"target {label!r} is no label of the model: give an index")
-        return index
+
+def _labelled(label: str, knows: Live | Recalled) -> int:
+    index = knows.adapter.label_index(knows.model, label)
+    if index is None:
+        raise TargetError(f"target {label!r} is no label of the model: give an index")
+    return index
 
 
 def _entries(target: object, batch: int) -> list[object]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from relprop.interpreter.accounts import Account
 from relprop.interpreter.ledger import Ledger
@@ -29,12 +30,9 @@ class LedgerRows:
     def of(cls, ledger: Ledger) -> tuple[LedgerRows, Tensor]:
         """A ledger's, and its amounts, (amounts, batch)."""
         rows = tuple((*a.key, tuple(a.absorbed), tuple(a.lost)) for a in ledger.accounts)
-        amounts = [t for a in ledger.accounts for t in _amounts(a)]
-        amounts += [*ledger.reached.values(), ledger.started]
-        wide = amounts[0].dtype
-        return cls(rows, tuple(ledger.reached), ledger.started.dtype), torch.stack(
-            [t.to(wide) for t in amounts]
-        )
+        amounts = tree_leaves([*ledger.accounts, *ledger.reached.values(), ledger.started])
+        written = torch.stack([t.to(amounts[0].dtype) for t in amounts])
+        return cls(rows, tuple(ledger.reached), ledger.started.dtype), written
 
     def ledger(self, amounts: Tensor) -> Ledger:
         """The ledger of these amounts."""
@@ -44,23 +42,8 @@ class LedgerRows:
         return Ledger(accounts, next(left).to(self.started), reached)
 
 
-def _amounts(account: Account) -> Sequence[Tensor]:
-    parts = (account.arrived, account.absolute, account.to_inputs, account.unread)
-    return [*parts, *account.absorbed.values(), *account.lost.values()]
-
-
 def _account(row: Row, amounts: Iterator[Tensor]) -> Account:
     node, path, op, rule, absorbed, lost = row
     arrived, absolute, to_inputs, unread = (next(amounts) for _ in range(4))
-    return Account(
-        node,
-        path,
-        op,
-        rule,
-        arrived,
-        absolute,
-        to_inputs,
-        unread,
-        {name: next(amounts) for name in absorbed},
-        {name: next(amounts) for name in lost},
-    )
+    named = ({name: next(amounts) for name in names} for names in (absorbed, lost))
+    return Account(node, path, op, rule, arrived, absolute, to_inputs, unread, *named)

@@ -3,26 +3,30 @@ that are looked up in the call's inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Never
 
+import torch
 from torch import Tensor, fx, nn
 
 from relprop.adapters import Adapter, Prepared
-from relprop.compiled.comparing import Comparison
 from relprop.compiled.head import ONE_ELEMENT
 from relprop.compiled.recording import explainable
 from relprop.compiled.tidying import EXPLAIN
 from relprop.compiled.weights import read_anew, refuse_untied
-from relprop.errors import TargetError, message
+from relprop.errors import AmbiguityWarning, CaptureError, InputError, TargetError
 from relprop.explanation import Explanation
 from relprop.opening.opening import opened, prepared
+from relprop.runner.ask import ask
+from relprop.runner.conditions import Conditions
 from relprop.runner.needs import Needs
 from relprop.runner.opposites import sided
 from relprop.runner.run import Part, refuse_nonfinite
 from relprop.targets.start import Context, Target
 from relprop.tracer.binding import Inputs
+from relprop.tracer.structure import structure
 
 
 class _Unread(Mapping[fx.Node, Tensor]):
@@ -33,7 +37,7 @@ class _Unread(Mapping[fx.Node, Tensor]):
 
     def __getitem__(self, node: fx.Node) -> Never:
         fact = f"target {self.target.written()} is known only when the model has run"
-        raise TargetError(message(fact, then=[ONE_ELEMENT]))
+        raise TargetError(fact, then=[ONE_ELEMENT])
 
     def __iter__(self) -> Iterator[fx.Node]:
         return iter([self[None]])  # type: ignore[index]
@@ -42,23 +46,24 @@ class _Unread(Mapping[fx.Node, Tensor]):
         return 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Live:
     """The model that a flat program was recorded of. ``node``: the output that is explained;
     ``weights``: the names of what ``module`` holds of the model, ``tied``: others of the same
-    tensors. ``example``: tensors that it
-    takes, each with whether it has an entry per sample. ``given``: what the user handed over, a
-    pipeline or the model itself."""
+    tensors. ``example``: tensors that it takes. ``given``: what the user handed over, a pipeline or
+    the model itself. ``how``: under which conditions ``explain`` answers; ``built``: as what the
+    model was built when the program was last compared with that."""
 
     needs: Needs
     node: fx.Node
     module: fx.GraphModule
     weights: tuple[str, ...]
     tied: tuple[tuple[str, str], ...]
-    example: tuple[tuple[Tensor, bool], ...]
+    example: tuple[Tensor, ...]
     given: object
+    how: Conditions
     processor: object = None
-    comparison: Comparison | None = None
+    built: tuple[Hashable, ...] = ()
 
     @property
     def adapter(self) -> Adapter:
@@ -72,10 +77,9 @@ class Live:
 
     def prepared(self, inputs: object, processor: object) -> Prepared:
         """A call's tensors from what a person gave."""
-        by = self.processor if processor is None else processor
         if self.given is self.model:  # which was looked at when the program was made
-            return prepared(self.model, inputs, by)
-        return opened(self.given, inputs, by)[1]
+            return prepared(self.model, inputs, processor)
+        return opened(self.given, inputs, processor)[1]
 
     def element(self, target: Target, sample: int, inputs: Inputs) -> tuple[int, ...]:
         """The one element that a target names in a sample."""
@@ -91,7 +95,7 @@ class Live:
         part = Part(inputs, Prepared(None), 0, inputs.batch)
         sided(session, part, sample, target, self.needs.question)
         fact = f"target {target.written()} is no one element of the compiled output"
-        raise TargetError(message(fact, then=[ONE_ELEMENT, EXPLAIN]))
+        raise TargetError(fact, then=[ONE_ELEMENT, EXPLAIN])
 
     def refreshed(self) -> None:
         """Have the program read the weights as they are now."""
@@ -99,11 +103,48 @@ class Live:
         read_anew(self.module, self.model, self.weights)
 
     def check(self, flat: Explanation, inputs: object, target: object) -> None:
-        """Compare with ``explain``, if that is due."""
-        if self.comparison is not None:
-            self.comparison.check(flat, inputs, target)
+        """Compare what the program gave for a call with what ``explain`` gives, if that is due: of
+        a new program, and of a model that is built otherwise than it was then.
+
+        Raises:
+            CaptureError: where a new program does not give what ``explain`` gives.
+            InputError: where the model was changed in more than its weights since.
+        """
+        if not self.how.verify or (self.built and structure(self.model) == self.built):
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AmbiguityWarning)  # the program is for every class
+            own = ask(self.model, inputs, [target], [self.needs.question], self.how)[0][0]
+        assert own is not None
+        if (fact := _difference(flat, own)) and self.built:
+            fact = f"the model is another than the one that was compiled: {fact}"
+            raise InputError(fact, then=["call relprop.compile again"])
+        if fact:
+            fact = f"the flat program does not give what relprop.explain gives: {fact}"
+            raise CaptureError(fact, then=["report this model; relprop.explain explains it"])
+        self.built = structure(self.model)
 
     def refuse_outputs(self, outputs: Mapping[str, Tensor]) -> None:
         """Raise ``InputError`` for outputs that are not finite."""
         values = {n: outputs[f"model.{name}"] for name, n in explainable(self.needs).items()}
         refuse_nonfinite(self.needs.session, values)
+
+
+def _difference(flat: Explanation, own: Explanation) -> str:
+    """In what two explanations differ by more than rounding, by more than √ε of the largest score;
+    or ""."""
+    if flat.target != own.target:
+        return f"it explains {flat.target}, not {own.target}"
+    if flat.streams.keys() != own.streams.keys():
+        return f"it explains {list(flat.streams)}, not {list(own.streams)}"
+    for name, theirs in own.streams.items():
+        mine = flat.streams[name]
+        if not torch.equal(mine.source, theirs.source):
+            return f"the tokens of {name!r} are made of other positions"
+        allowed = torch.finfo(own.output.dtype).eps ** 0.5
+        largest = float(theirs.scores.abs().max())
+        off = float((mine.scores - theirs.scores).abs().max())
+        if off > allowed * largest:
+            share = off / largest if largest else off
+            return f"the scores of {name!r} are off by {share:.1e} of the largest"
+    return ""

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, fx
 
 from relprop.compiled.native import OPERATORS
-from relprop.errors import InputError, OptionError, message
+from relprop.errors import InputError, OptionError
 from relprop.operations.as_json import decoded, encoded, name_of_operator, operator_named
 
 #: How a file of this kind ends.
@@ -26,34 +26,32 @@ class Calls:
     """A list of calls that runs: each an operation, what it names, arguments by place and name."""
 
     def __init__(self, calls: Sequence[Any], tensors: Mapping[str, Tensor]) -> None:
-        if not {op for op, *_ in calls} <= {"placeholder", "get_attr", "call_function", "output"}:
-            raise InputError("it holds something else than calls")
-        self.calls = [(op, args, kwargs) for op, _, args, kwargs in calls]
-        named = [(i, op, target) for i, (op, target, *_) in enumerate(calls)]
-        self.held = {i: tensors[target] for i, op, target in named if op == "get_attr"}
-        self.called = {i: operator_named(name) for i, op, name in named if op == "call_function"}
+        self.inputs, self.held = list[int](), dict[int, Tensor]()
+        self.calls, self.output = list[Any](), list[Any]()
         last: dict[int, int] = {}
-        for i, (_, _, args, kwargs) in enumerate(calls):
+        for i, (op, target, args, kwargs) in enumerate(calls):
+            if op == "placeholder":
+                self.inputs.append(i)
+            elif op == "get_attr":
+                self.held[i] = tensors[target]
+            elif op == "call_function":
+                self.calls.append((i, operator_named(target), args, kwargs))
+            elif op == "output":
+                self.output = args
+            else:
+                raise InputError("it holds something else than calls")
             last |= dict.fromkeys(_nodes((args, kwargs)), i)
         self.ended: list[list[int]] = [[] for _ in calls]  # what each is the last to read
         for node, i in last.items():
             self.ended[i].append(node)
 
     def __call__(self, *given: Tensor) -> Mapping[str, Tensor]:
-        made: dict[int, Any] = {}
-        inputs = iter(given)
-        for i, (op, args, kwargs) in enumerate(self.calls):
-            if op == "output":
-                break
-            if op == "placeholder":
-                made[i] = next(inputs)
-            elif op == "get_attr":
-                made[i] = self.held[i]
-            else:
-                made[i] = self.called[i](*decoded(args, made), **decoded(kwargs, made))
+        made: dict[int, Any] = self.held | dict(zip(self.inputs, given, strict=True))
+        for i, function, args, kwargs in self.calls:
+            made[i] = function(*decoded(args, made), **decoded(kwargs, made))
             for node in self.ended[i]:
                 del made[node]
-        found: Mapping[str, Tensor] = decoded(args, made)[0]
+        found: Mapping[str, Tensor] = decoded(self.output, made)[0]
         return found
 
 
@@ -68,7 +66,12 @@ def write(module: fx.GraphModule, text: str, path: Path) -> None:
         if node.op == "get_attr":
             tensors[target] = operator.attrgetter(target)(module).detach().clone().contiguous()
         elif node.op == "call_function":
-            target = _name(operators.get(node, node.target))
+            function = operators.get(node, node.target)
+            try:
+                target = name_of_operator(function)
+            except InputError:
+                fact = f"the program calls {function}, which no .safetensors file may name"
+                raise OptionError(fact, then=["save it as x.pt2, which may hold it"]) from None
         calls.append([node.op, target, encoded(node.args, number), encoded(node.kwargs, number)])
     save_file(tensors, path, {"about": text, "calls": json.dumps(calls)})
 
@@ -81,15 +84,6 @@ def read(path: Path) -> tuple[Calls, str]:
             raise InputError("no calls stand in it")
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     return Calls(json.loads(about["calls"]), tensors), about["about"]
-
-
-def _name(function: object) -> str:
-    try:
-        return name_of_operator(function)
-    except InputError:
-        fact = f"the program calls {function}, which no .safetensors file may name"
-        then = ["save it as x.pt2, which may hold it"]
-        raise OptionError(message(fact, then=then)) from None
 
 
 def _nodes(value: Any) -> list[int]:

@@ -17,7 +17,6 @@ from relprop.errors import (
     OptionError,
     TargetError,
     UnsavedAdapterWarning,
-    message,
     warn,
 )
 from relprop.explanation import Explanation
@@ -121,9 +120,8 @@ class Recalled:
     def prepared(self, inputs: object, processor: object) -> Prepared:
         """A call's tensors from what a person gave; of what a processor gives those that were
         captured."""
-        by = self.processor if processor is None else processor
-        made = self.adapter.prepare(self.model, inputs, by)
-        if by is not None and isinstance(made.inputs, Mapping):
+        made = self.adapter.prepare(self.model, inputs, processor)
+        if processor is not None and isinstance(made.inputs, Mapping):
             kept = {n: made.inputs[n] for n in self.names if n in made.inputs}
             return replace(made, inputs=kept)
         return made
@@ -131,7 +129,7 @@ class Recalled:
     def element(self, target: Target, sample: int, inputs: Inputs) -> tuple[int, ...]:
         """None: targets are looked up in a model."""
         fact = f"target {target.written()} needs the model, which a saved explainer has not"
-        raise TargetError(message(fact, then=["give the index of one element"]))
+        raise TargetError(fact, then=["give the index of one element"])
 
     def refreshed(self) -> None:
         """Nothing: the weights are the saved ones."""

@@ -12,10 +12,12 @@ from torch import Tensor, fx
 from relprop.adapters import Prepared
 from relprop.compiled.head import Head, start_at
 from relprop.compiled.ledger_rows import LedgerRows
-from relprop.compiled.tape import LooksAtValues, taping
+from relprop.compiled.tape import LooksAtValues, Tape
 from relprop.compiled.tidying import not_flat, refuse_tags
+from relprop.explanation.tokens import MAPS
 from relprop.interpreter.forward import detached
 from relprop.operations import Value
+from relprop.operations.looking import recorded
 from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.describe import probabilities
 from relprop.runner.input_study import InputStudy
@@ -54,8 +56,8 @@ class Recording:
         """
         given = self.given(batch)
         try:
-            slow = "There is a performance drop"
-            with TRACING, torch.no_grad(), unwarned(slow), taping(given) as tape:
+            slow = unwarned("There is a performance drop")
+            with TRACING, torch.no_grad(), slow, recorded(), Tape(given) as tape:
                 outputs, rows = self._run(given, batch)
         except LooksAtValues as error:
             raise not_flat(self.needs.question.method, "it looks at values on its way") from error
@@ -65,14 +67,13 @@ class Recording:
     def given(self, batch: int) -> list[Tensor]:
         """Inputs of ``batch`` samples, repeated from those that there are."""
         content = [one["content"] for one in self.described.values()]
-        size, where = (self.inputs.batch, len(self.head.axes)), self.inputs.tensors[0].device
+        axes, where = len(self.head.axes), self.inputs.tensors[0].device
+        size = (batch,) if axes == 1 else (batch, axes)
         index = torch.zeros(size, dtype=torch.long, device=where)
         repeated = [
             self._repeated(t, batch) if b else t
             for t, b in zip(self.inputs.tensors, self.inputs.batched, strict=True)
         ]
-        index = self._repeated(index, batch)
-        index = index[:, 0] if index.shape[1] == 1 else index
         return [*repeated, *(self._repeated(c, batch) for c in content), index]
 
     @staticmethod
@@ -128,14 +129,12 @@ def explainable(needs: Needs) -> dict[str, fx.Node]:
 
 def named(numbers: Numbers) -> Outputs:
     """The tensors of a method's numbers but the ledger's, by name."""
-    found = Outputs()
+    found: dict[str, Tensor | None] = {}
     for name, (scores, identity) in numbers.pairs.items():
         found |= {f"{name}.scores": scores, f"{name}.identity": identity}
     found |= {f"{name}.input": t for name, t in numbers.inputs.items()}
     found |= {f"{name}.layers": t for name, t in numbers.layers.items()}
-    found |= {} if numbers.matrix is None else {"matrix": numbers.matrix}
+    found["matrix"] = numbers.matrix
     for i, block in enumerate(numbers.blocks or ()):
-        parts = {"attention": block.attention, "gradient": block.gradient}
-        parts["relevance"] = block.relevance
-        found |= {f"blocks.{i}.{k}": t for k, t in parts.items() if t is not None}
-    return found
+        found |= {f"blocks.{i}.{kind}": getattr(block, kind) for kind in MAPS}
+    return {name: t for name, t in found.items() if t is not None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile
@@ -20,7 +21,7 @@ from relprop.compiled.head import Head
 from relprop.compiled.ledger_rows import LedgerRows
 from relprop.compiled.live import Live
 from relprop.compiled.recalled import Recalled, Remembered
-from relprop.errors import InputError, OptionError, first_line, message
+from relprop.errors import InputError, OptionError, first_line
 from relprop.layout import Layout
 from relprop.runner.answer import Made
 from relprop.writing import written
@@ -37,7 +38,7 @@ def save(manual: Manual, live: Live, path: str | Path, *, ahead_of_time: bool) -
     machine code if it is ``ahead_of_time``."""
     processor = getattr(live.given, "tokenizer", None) or live.processor
     remembered = Remembered.of(live.adapter, live.model, processor)
-    text = json.dumps(_header(manual, remembered))
+    text = json.dumps(_header(manual, remembered), default=_plain)
     if Path(path).suffix.lower() == plain.ENDING:
         if ahead_of_time:
             raise OptionError("ahead_of_time=True writes machine code: save it as x.pt2")
@@ -45,10 +46,10 @@ def save(manual: Manual, live: Live, path: str | Path, *, ahead_of_time: bool) -
             plain.write(live.module, text, beside)
         return Path(path)
     batch = Dim("batch", min=1)
-    shapes = tuple({0: batch} if batched else None for _, batched in live.example)
-    given = tuple(t for t, _ in live.example)
+    every = zip_longest(live.example, manual.shape.shared, fillvalue=False)
+    shapes = tuple(None if shared else {0: batch} for _, shared in every)
     with torch.no_grad():
-        program = torch.export.export(live.module, given, dynamic_shapes=shapes)
+        program = torch.export.export(live.module, live.example, dynamic_shapes=shapes)
     with written(path, "the explainer") as beside:
         if ahead_of_time:
             _compiled(program, beside, text)
@@ -68,7 +69,7 @@ def _compiled(program: ExportedProgram, path: Path, text: str) -> None:
     except InvalidCxxCompiler as error:
         fact = f"ahead_of_time=True needs a C++ compiler: {first_line(error)}"
         raise OptionError(
-            message(fact, then=["install g++ or clang++", "leave ahead_of_time out"])
+            fact, then=["install g++ or clang++", "leave ahead_of_time out"]
         ) from None
 
 
@@ -77,7 +78,7 @@ def read(path: str | Path, processor: object = None) -> Explainer:
     try:
         runs, text = _loaded(Path(path))
         header = json.loads(text)
-        manual, remembered = _manual(header), Remembered(**_tuples(header["remembered"]))
+        manual, remembered = _manual(header), Remembered(**_tupled(header["remembered"]))
     except Exception as error:  # a damaged file is wrong in any way
         raise InputError(
             f"{str(path)!r} cannot be read as a saved explainer: {first_line(error)}"
@@ -105,55 +106,52 @@ def _loaded(path: Path) -> tuple[Runs, str]:
 
 
 def _header(manual: Manual, remembered: Remembered) -> dict[str, Any]:
-    layouts = {
-        name: {**asdict(at), "source": at.source.tolist(), "spans": _listed(at.spans)}
-        for name, at in manual.layouts.items()
-    }
-    rows = manual.rows and {**asdict(manual.rows), "started": str(manual.rows.started)[6:]}
     header = {name: getattr(manual, name) for name in ("contents", "over_attention", "blocks")}
     return {
         "format": FORMAT,
         **header,
         "shape": asdict(manual.shape),
         "head": asdict(manual.head),
-        "layouts": layouts,
+        "layouts": {name: asdict(at) for name, at in manual.layouts.items()},
         "made": manual.made._asdict(),
-        "books": rows,
+        "books": manual.rows and asdict(manual.rows),
         "remembered": asdict(remembered),
     }
 
 
-def _listed(tensor: Tensor | None) -> list[Any] | None:
-    return None if tensor is None else tensor.tolist()
+def _plain(value: object) -> object:
+    """A tensor or a type of numbers as JSON has it."""
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    assert isinstance(value, Tensor)
+    return value.tolist()
 
 
 def _manual(header: dict[str, Any]) -> Manual:
     if header.get("format") != FORMAT:
         raise InputError(f"its format is {header.get('format')!r}, not {FORMAT!r}")
-    given = header["books"] and _tuples(header["books"])
-    rows = LedgerRows(**{**given, "started": getattr(torch, given["started"])}) if given else None
+    found = _tupled(header)
+    books = found["books"]
+    rows = LedgerRows(**{**books, "started": getattr(torch, books["started"])}) if books else None
     return Manual(
-        Shape(**_tuples(header["shape"])),
-        Head(**_tuples(header["head"])),
-        tuple(header["contents"]),
-        {name: _layout(at) for name, at in header["layouts"].items()},
-        header["over_attention"],
+        Shape(**found["shape"]),
+        Head(**found["head"]),
+        found["contents"],
+        {name: _layout(at) for name, at in found["layouts"].items()},
+        found["over_attention"],
         Made(**header["made"]),
         rows,
-        None if header["blocks"] is None else tuple(header["blocks"]),
+        found["blocks"],
     )
 
 
-def _layout(header: dict[str, Any]) -> Layout:
-    spans = header["spans"]
-    fields = {**_tuples(header), "source": torch.tensor(header["source"])}
-    return Layout(**{**fields, "spans": None if spans is None else torch.tensor(spans)})
+def _layout(at: dict[str, Any]) -> Layout:
+    tensors = {n: torch.tensor(at[n]) for n in ("source", "spans") if at[n] is not None}
+    return Layout(**{**at, **tensors})
 
 
-def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
+def _tupled(value: Any) -> Any:
     """Lists as the tuples they were."""
-
-    def tupled(value: Any) -> Any:
-        return tuple(map(tupled, value)) if isinstance(value, list) else value
-
-    return {name: tupled(value) for name, value in fields.items()}
+    if isinstance(value, dict):
+        return {name: _tupled(one) for name, one in value.items()}
+    return tuple(map(_tupled, value)) if isinstance(value, list) else value

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import ref
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from relprop.operations import Args, Kwargs, Operator
-from relprop.operations.looking import is_recorded, recorded
+from relprop.operations.looking import is_recorded
 from relprop.tracer.recorded import record_value
 
 #: What hands a value to Python.
@@ -26,12 +25,12 @@ class LooksAtValues(Exception):
 
 
 class Tape(TorchDispatchMode):
-    """Records what runs while it is active. It holds no tensor of the run but those that the run
-    did not make."""
+    """Records what runs while it is active, inside of ``recorded``. It holds no tensor of the run
+    but those that the run did not make."""
 
     def __init__(self, given: Sequence[Tensor]) -> None:
         super().__init__()
-        self.graph, self.root = fx.Graph(), nn.Module()
+        self.graph, self.held = fx.Graph(), dict[str, Tensor]()
         self._made: dict[int, tuple[ref[Tensor], fx.Node]] = {}
         for i, tensor in enumerate(given):
             self._note(tensor, self.graph.placeholder(f"given_{i}"))
@@ -52,18 +51,15 @@ class Tape(TorchDispatchMode):
     def module(self, outputs: Mapping[str, Tensor]) -> fx.GraphModule:
         """The graph, which gives these tensors by name."""
         self.graph.output({name: self._node(t) for name, t in outputs.items()})
-        return fx.GraphModule(self.root, self.graph)
+        return fx.GraphModule(self.held, self.graph)
 
     def _node(self, tensor: Tensor) -> fx.Node:
         """What made a tensor: an operation, or nothing that is on the tape."""
         known = self._made.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return known[1]
-        name = f"held_{len(self.root._parameters) + len(self.root._buffers)}"
-        if isinstance(tensor, nn.Parameter):
-            self.root.register_parameter(name, tensor)
-        else:
-            self.root.register_buffer(name, tensor)
+        name = f"held_{len(self.held)}"
+        self.held[name] = tensor
         node = self.graph.get_attr(name)
         self._note(tensor, node)
         return node
@@ -77,10 +73,3 @@ class Tape(TorchDispatchMode):
             for i, part in enumerate(made):
                 if part is not None:
                     self._note(part, self.graph.call_function(operator.getitem, (node, i)))
-
-
-@contextmanager
-def taping(given: Sequence[Tensor]) -> Iterator[Tape]:
-    """A tape of what runs on the ``given`` tensors."""
-    with recorded(), Tape(given) as tape:
-        yield tape

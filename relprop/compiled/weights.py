@@ -9,7 +9,7 @@ from functools import cache
 
 from torch import Tensor, fx, nn
 
-from relprop.errors import CaptureError, InputError, message
+from relprop.errors import CaptureError, InputError
 from relprop.tracer.offloaded import tensor_of
 
 #: Where the graph keeps what belongs to no module of the user's.
@@ -29,13 +29,13 @@ def with_names(module: fx.GraphModule, model: nn.Module) -> tuple[fx.GraphModule
         if name is None:
             part = memory.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
             if part is not None:
-                raise CaptureError(message(f"the graph holds a part of weight {part!r}"))
+                raise CaptureError(f"the graph holds a part of weight {part!r}")
             name = f"{CONSTANTS}.{str(node.target).replace('.', '_')}"
         else:
             used[name] = None
         held[name] = tensor
         node.target = name
-    return fx.GraphModule(_nested(held), graph), tuple(used)
+    return fx.GraphModule(held, graph), tuple(used)
 
 
 def ties(model: nn.Module, names: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
@@ -52,29 +52,12 @@ def refuse_untied(model: nn.Module, tied: tuple[tuple[str, str], ...]) -> None:
     for first, other in tied:
         if _named(model, first) is not _named(model, other):
             fact = f"{first!r} and {other!r} were one tensor when the program was recorded"
-            raise InputError(message(fact, then=["call relprop.compile again"]))
+            raise InputError(fact, then=["call relprop.compile again"])
 
 
 def _named(model: nn.Module, name: str) -> object:
     *path, last = name.split(".")
     return getattr(_inside(model, tuple(path)), last, None)
-
-
-def _nested(tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Modules that hold tensors under their dotted names; a tensor is a parameter if it was one."""
-    root = nn.Module()
-    for name, tensor in tensors.items():
-        *path, last = name.split(".")
-        at = root
-        for part in path:
-            if not hasattr(at, part):
-                at.add_module(part, nn.Module())
-            at = getattr(at, part)
-        if isinstance(tensor, nn.Parameter):
-            at.register_parameter(last, tensor)
-        else:
-            at.register_buffer(last, tensor)
-    return root
 
 
 def read_anew(module: nn.Module, model: nn.Module, names: tuple[str, ...]) -> None:
@@ -106,7 +89,9 @@ def _by_module(names: tuple[str, ...]) -> Mapping[tuple[str, ...], list[tuple[st
 
 def _put(at: nn.Module, last: str, name: str, held: Tensor, now: Tensor | None) -> None:
     if now is None or now.shape != held.shape or now.dtype != held.dtype:
-        raise _gone(name, held, now)
+        found = "has none now" if now is None else f"has one of {tuple(now.shape)}, {now.dtype}"
+        fact = f"the program was recorded with {name!r}, {tuple(held.shape)}, {held.dtype}"
+        raise InputError(f"{fact}: the model {found}", then=["call relprop.compile again"])
     if isinstance(now, nn.Parameter) or last in at._buffers:
         setattr(at, last, now)
     else:
@@ -117,12 +102,6 @@ def _inside(module: nn.Module | None, path: tuple[str, ...]) -> nn.Module | None
     for part in path:
         module = None if module is None else module._modules.get(part)
     return module
-
-
-def _gone(name: str, held: Tensor, now: Tensor | None) -> InputError:
-    found = "has none now" if now is None else f"has one of {tuple(now.shape)}, {now.dtype}"
-    fact = f"the program was recorded with {name!r}, {tuple(held.shape)}, {held.dtype}: the model"
-    return InputError(message(f"{fact} {found}", then=["call relprop.compile again"]))
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

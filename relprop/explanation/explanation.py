@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.error_boundary import guarded
-from relprop.errors import OptionError, counted, message
+from relprop.errors import OptionError, counted
 from relprop.explanation.one_input import OneInput
 from relprop.explanation.tokens import Block, Prediction, TokenScores
 from relprop.interpreter.ledger import Ledger
@@ -102,7 +102,7 @@ class Explanation(OneInput):
             if name in self.facts.get("inputs_without_attention", ()):
                 fact += "; this one feeds the target past all attention"
                 then = ["method='lrp' and the others at the input explain it, too"]
-            raise OptionError(message(fact, then=then))
+            raise OptionError(fact, then=then)
         return replace(self, streams={name: self.streams[name]})
 
     def heatmap(self, size: tuple[int, ...] | int | None = None) -> Tensor:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from relprop.errors import InputError
 from relprop.explanation.explanation import Explanation
 from relprop.explanation.tokens import TokenScores
 
 MOST = 2**30  # patches in a grid
-AMOUNTS = ("arrived", "absolute", "to_inputs", "unread")
 
 
 def refuse_unfit(found: Explanation) -> None:
@@ -36,13 +36,10 @@ def refuse_unfit(found: Explanation) -> None:
         _fits("a block", isinstance(block.path, str) and block.attention.shape[:1] == (batch,))
         _may_have(block.path, block.gradient, block.attention.shape)
         _may_have(block.path, block.relevance, block.attention.shape)
-    for account in found.ledger.accounts if found.ledger else ():
-        texts = (account.node, account.path, account.op, account.rule)
-        _fits("the ledger", all(isinstance(text, str) for text in texts))
-        for amount in (*(getattr(account, n) for n in AMOUNTS), *account.absorbed.values()):
+    if (ledger := found.ledger) is not None:
+        _fits("the ledger", all(isinstance(text, str) for a in ledger.accounts for text in a.key))
+        for amount in tree_leaves((ledger.accounts, ledger.started, dict(ledger.reached))):
             _has("the ledger", amount, (batch,))
-    for amount in (found.ledger.started, *found.ledger.reached.values()) if found.ledger else ():
-        _has("the ledger", amount, (batch,))
 
 
 def _refuse_unfit_stream(stream: TokenScores, batch: int) -> None:

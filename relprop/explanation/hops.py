@@ -22,11 +22,8 @@ def sent_on(generation: Generation, hops: int) -> Generation:
             f"hops={hops}: what is sent on lands on the output, and {generation.stream!r} is none "
             f"of the explained inputs ({', '.join(generation.streams)})"
         )
-    scores = {
-        name: torch.stack([e.streams[name].scores for e in generation.steps], 1)
-        for name in generation.streams
-    }
-    amounts = _sent({n: s.double() for n, s in scores.items()}, generation, hops)
+    scores = {name: generation[name].scores.double() for name in generation.streams}
+    amounts = _sent(scores, generation, hops)
     steps = []
     for k, step in enumerate(generation.steps):
         streams = {}

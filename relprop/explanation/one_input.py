@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from relprop.error_boundary import guarded
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 from relprop.explanation.tokens import TokenScores
 
 
@@ -24,13 +24,9 @@ class OneInput:
         if len(self.streams) == 1:
             return next(iter(self.streams.values()))
         raise OptionError(
-            message(
-                (
-                    f"{len(self.streams)} inputs are explained: "
-                    f"{', '.join(map(repr, self.streams))}; {what} belongs to one of them"
-                ),
-                then=[f"explanation[{name!r}].{what}" for name in self.streams],
-            )
+            f"{len(self.streams)} inputs are explained: "
+            f"{', '.join(map(repr, self.streams))}; {what} belongs to one of them",
+            then=[f"explanation[{name!r}].{what}" for name in self.streams],
         )
 
     @property

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from relprop.adapters import Original
 from relprop.errors import OptionError
 from relprop.explanation.tokens import TokenScores
+
+BY_TOKEN = ("scores", "row", "identity", "content", "padding", "layers")
 
 
 def one_picture(stream: TokenScores, number: int) -> TokenScores:
@@ -29,23 +32,18 @@ def one_picture(stream: TokenScores, number: int) -> TokenScores:
     grid = (int(rows.max()) + 1, int(columns.max()) + 1)
     share = [own / most for own, most in zip(grid, stream.grid[1:], strict=True)]
     image = tuple(round(n * part) for n, part in zip(stream.image[1:], share, strict=True))
+    by_token = ((n, getattr(stream, n)) for n in BY_TOKEN)
+    own: dict[str, Any] = {n: None if t is None else t[..., mine] for n, t in by_token}
+    own |= dict.fromkeys(("tokens", "words", "texts", "matrix", "input", "pictures"))
     return replace(
         stream,
-        **{n: getattr(stream, n)[:, mine] for n in ("scores", "row", "identity", "content")},
-        padding=None if stream.padding is None else stream.padding[:, mine],
-        layers=None if stream.layers is None else stream.layers[:, :, mine],
-        tokens=None,
-        words=None,
-        texts=None,
-        matrix=None,
-        input=None,
+        **own,
         source=rows * grid[1] + columns,
         grid=grid,
         image=image,
         spans=None if stream.spans is None else stream.spans[mine, 1:],
         extent=image,
         originals=_originals(stream, number, share),
-        pictures=None,
     )
 
 

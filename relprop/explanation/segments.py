@@ -55,8 +55,12 @@ def _of(stream: TokenScores, by: Any) -> TokenScores:
             found, [s if c else (0, 0) for s, c in zip(text.spans, content, strict=True)]
         )
         made = list(zip(found, owned, strict=True))
-        if spans is not None:
-            _refuse_empty(made, text.text, sample)
+        if spans is not None and (empty := [span for span, tokens in made if not tokens]):
+            raise OptionError(
+                f"segments(): no token of sample {sample} is of characters {empty[0][0]} to "
+                f"{empty[0][1]}; its text has {len(text.text)}, and what is special or padding "
+                "belongs to no segment"
+            )
         words.append([(text.text[a:b], tokens) for (a, b), tokens in made if tokens])
     return replace(stream, words=words)
 
@@ -165,12 +169,3 @@ def _are_pairs(row: Any) -> bool:
         and 0 <= pair[0] < pair[1]
         for pair in row
     )
-
-
-def _refuse_empty(made: list[tuple[Span, list[int]]], text: str, sample: int) -> None:
-    for (start, end), tokens in made:
-        if not tokens:
-            raise OptionError(
-                f"segments(): no token of sample {sample} is of characters {start} to {end}; its "
-                f"text has {len(text)}, and what is special or padding belongs to no segment"
-            )

@@ -15,7 +15,7 @@ from relprop.error_boundary import guarded
 
 if TYPE_CHECKING:
     from relprop.explanation.explanation import Explanation
-    from relprop.explanation.tokens import Block, TokenScores
+    from relprop.explanation.tokens import TokenScores
     from relprop.interpreter.ledger import Ledger
 
 
@@ -67,22 +67,20 @@ class Sinks:
 
 def sinks_of(explanation: Explanation) -> Sinks:
     """The shares of everything that an explanation holds."""
-    streams = explanation.streams
-    one = next(iter(streams.values())) if len(streams) == 1 else None
-    blocks = {} if one is None else dict(_blocks(explanation.blocks or (), one))
-    relevance = {p: b.relevance for p, b in blocks.items() if b.relevance is not None}
+    streams, ledger = explanation.streams, explanation.ledger
+    one, *others = streams.values()
+    count = one.scores.shape[1]
+    # the sites whose keys are the tokens of the one input
+    kept = () if others else explanation.blocks or ()
+    blocks = [b for b in kept if b.attention.shape[-1] == count]
+    relevance = {b.path: b.relevance for b in blocks if b.relevance is not None}
     return Sinks(
         {name: _shares(s.scores, s) for name, s in streams.items()},
-        {p: _shares(b.attention.sum((1, 2)), one) for p, b in blocks.items() if one},
-        {p: _shares(r.abs().sum((1, 2)), one) for p, r in relevance.items() if one},
-        _absorbed(explanation.ledger),
-        _absorbed_in(explanation.ledger),
+        {b.path: _shares(b.attention.sum((1, 2)), one) for b in blocks},
+        {path: _shares(r.abs().sum((1, 2)), one) for path, r in relevance.items()},
+        {} if ledger is None else _absorbed(ledger),
+        {} if ledger is None else _absorbed_in(ledger),
     )
-
-
-def _blocks(blocks: tuple[Block, ...], stream: TokenScores) -> list[tuple[str, Block]]:
-    """The sites whose keys are the tokens, by their paths."""
-    return [(b.path, b) for b in blocks if b.attention.shape[-1] == stream.scores.shape[1]]
 
 
 def _shares(amounts: Tensor, stream: TokenScores) -> Shares:
@@ -100,18 +98,14 @@ def _shares(amounts: Tensor, stream: TokenScores) -> Shares:
     return Shares(*((part / total).where(total > 0, 0.0) for part in parts))
 
 
-def _absorbed(ledger: Ledger | None) -> dict[str, Tensor]:
+def _absorbed(ledger: Ledger) -> dict[str, Tensor]:
     """The parameters that kept anything, the largest share first."""
-    if ledger is None:
-        return {}
     found = _of_started(ledger, ledger.absorbed())
     return dict(sorted(found.items(), key=lambda item: -float(item[1].abs().mean())))
 
 
-def _absorbed_in(ledger: Ledger | None) -> dict[str, Tensor]:
+def _absorbed_in(ledger: Ledger) -> dict[str, Tensor]:
     """The blocks in which parameters kept anything, from the input on."""
-    if ledger is None:
-        return {}
     sums: dict[str, Tensor] = {}
     for account, block in zip(ledger.accounts, _blocks_of(ledger), strict=True):
         for amount in account.absorbed.values():

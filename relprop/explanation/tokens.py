@@ -11,6 +11,8 @@ from torch import Tensor
 from relprop.adapters import Original
 from relprop.adapters.texts import Text
 
+#: What a block holds of its attention site.
+MAPS = ("attention", "gradient", "relevance")
 #: In a whole answer's ``facts``: what share of each sample's |score| is on the answer's words.
 ON_THE_ANSWER = "on_the_answer"
 

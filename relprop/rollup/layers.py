@@ -40,7 +40,8 @@ def layer_outputs(
         while node is not None and node is not site.contraction:
             chain.append(node)
             node = part.dominator(node)
-        most = _most(program, chain)
+        # right after the site: what the head picks from them later has fewer
+        most = next((c for n in reversed(chain) if (c := _count(program, n))), 0)
         kept = [n for n in chain if _count(program, n) == most > 0 and kind(n) not in MOVES]
         if not kept:
             continue
@@ -123,9 +124,3 @@ def _count(program: Program, node: fx.Node) -> int:
     """How many tokens a tensor holds, in windows or in one row; 0 if it holds none."""
     tokens = tokens_of(program, node)
     return math.prod(tokens) if tokens else 0
-
-
-def _most(program: Program, chain: Sequence[fx.Node]) -> int:
-    """How many the nodes right after the site have: what the head picks from them later has
-    fewer."""
-    return next((c for n in reversed(chain) if (c := _count(program, n))), 0)

@@ -111,8 +111,10 @@ class Merges:
                 return dict.fromkeys(reached, share)
         terms = [step.operands[i] for i in reached]
         if len(terms) > 1:
-            skipped = kind(node) in SKIPPED
-            terms = self._after_skips(terms, bit) if skipped else self._without_factors(terms)
+            if kind(node) in SKIPPED:
+                terms = self._after_skips(terms, bit)
+            else:  # of a product, what is one number for all tokens is a factor
+                terms = [t for t in terms if not self._is_one_for_all(t)] or terms
         return {i: self._part(step.operands[i], terms, bit) for i in reached}
 
     def _of_sum(
@@ -188,10 +190,6 @@ class Merges:
             )
             self._roots[bit, terms] = Flow(between, set(roots)).common_dominator(terms)
         return self._roots[bit, terms]
-
-    def _without_factors(self, terms: list[fx.Node]) -> list[fx.Node]:
-        """Products: what is one number for all tokens is a factor, unless nothing else is there."""
-        return [t for t in terms if not self._is_one_for_all(t)] or terms
 
     def _is_one_for_all(self, term: fx.Node) -> bool:
         """Whether a tensor has one token, or the same at every token."""

@@ -4,7 +4,6 @@ windows, pooling, what operands carry."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 from torch import Tensor, fx
@@ -21,7 +20,7 @@ from relprop.rules.notes import (
     SiteNote,
 )
 from relprop.tracer.atoms import Axes, is_token, token_count
-from relprop.tracer.editing import aten, tensor_inputs, val
+from relprop.tracer.editing import aten, dims_of, tensor_inputs, val
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site
 
@@ -33,7 +32,11 @@ ROUTED = frozenset({Kind.EXTREMUM, Kind.LARGEST, Kind.MAX_POOL, Kind.PICK, Kind.
 
 def rollup_notes(program: Program, flow: Flow, sites: tuple[Site, ...]) -> dict[fx.Node, FieldNote]:
     """What each node's roll-up rule needs to know."""
-    notes = {node: replace(_note(program, flow, node), shape=_shape(node)) for node in flow.nodes}
+    notes: dict[fx.Node, FieldNote] = {}
+    for node in flow.nodes:
+        value, tokens = val(node), tuple(map(is_token, program.axes.get(node, ())))
+        shape = tuple(value.shape) if isinstance(value, Tensor) else ()  # of several results none
+        notes[node] = replace(_note(program, flow, node), token_axes=tokens, shape=shape)
     for node, note in list(notes.items()):
         pools = isinstance(note, ReductionNote) and kind(node) is Kind.TOTAL and note.pooled > 1
         if pools and (masked := _masked(node, flow)) is not None:
@@ -48,44 +51,28 @@ def rollup_notes(program: Program, flow: Flow, sites: tuple[Site, ...]) -> dict[
     return notes
 
 
-def _shape(node: fx.Node) -> tuple[int, ...]:
-    """The shape of an operation's result; of several results none."""
-    value = val(node)
-    return tuple(value.shape) if isinstance(value, Tensor) else ()
-
-
 def _note(program: Program, flow: Flow, node: fx.Node) -> FieldNote:
     """What can be told of a node from its operand's axes and its own."""
     what = kind(node)
-    axes = tuple(is_token(axis) for axis in program.axes.get(node, ()))
-    source = next((i for i in flow.inputs[node]), None)
+    source = next(iter(flow.inputs[node]), None)
     source_axes = program.axes.get(source, ()) if source is not None else ()
     if what is Kind.LINEAR and source_axes:
         last = source_axes[-1]
-        return LinearNote(axes, folded=token_count(last), mixes=is_token(last))
+        return LinearNote(folded=token_count(last), mixes=is_token(last))
     if what in REDUCED and source is not None:
-        reduced = _reduced(node, val(source).dim())
+        reduced = tuple(dims_of(node)) if val(source).dim() else ()
         counts = (token_count(source_axes[i]) for i in reduced)
-        return ReductionNote(axes, reduced=reduced, pooled=math.prod(counts) if source_axes else 1)
+        return ReductionNote(reduced=reduced, pooled=math.prod(counts) if source_axes else 1)
     if what is Kind.CONVOLUTION:
-        return replace(_convolution(node, source_axes), token_axes=axes)
+        return _convolution(node, source_axes)
     if what is Kind.MATMUL:
-        return replace(_product(node, program), token_axes=axes)
+        return _product(node, program)
     picks = what in ROUTED or is_call(node, aten.scatter_reduce)
     routed = picks and len(flow.inputs[node]) == 1 and bool(source_axes)
     return FieldNote(
-        axes,
         adds=_repeats_tokens(node, source_axes),
         routed=_routed(node, source_axes) if routed else (),
     )
-
-
-def _reduced(node: fx.Node, rank: int) -> tuple[int, ...]:
-    """The axes that a reduction takes away (or keeps at length 1)."""
-    dims = argument(node, "dim")
-    if dims is None or dims == [] or isinstance(dims, bool):
-        return tuple(range(rank))
-    return tuple(d % rank for d in ([dims] if isinstance(dims, int) else dims)) if rank else ()
 
 
 def _routed(node: fx.Node, source_axes: Axes) -> tuple[Folded, ...]:
@@ -100,7 +87,7 @@ def _routed(node: fx.Node, source_axes: Axes) -> tuple[Folded, ...]:
         if all(is_token(source_axes[i]) for i in over):  # whole tokens, with all their features
             return ()
     elif kind(node) is Kind.LARGEST:
-        over = _reduced(node, rank)
+        over = tuple(dims_of(node))
     elif kind(node) is Kind.MAX_POOL:
         over = tuple(range(2, rank))
     folded = (
@@ -124,29 +111,20 @@ def _masked(pool: fx.Node, flow: Flow) -> tuple[fx.Node, tuple[int, ...]] | None
     )
     if not alone or kind(node) not in (Kind.PRODUCT, Kind.QUOTIENT, Kind.CHOICE):
         return None
-    return node, _reduced(pool, val(node).dim())
-
-
-CONVOLUTIONS: dict[tuple[int, bool], Callable[..., Tensor]] = {
-    (1, False): F.conv1d,
-    (2, False): F.conv2d,
-    (3, False): F.conv3d,
-    (1, True): F.conv_transpose1d,
-    (2, True): F.conv_transpose2d,
-    (3, True): F.conv_transpose3d,
-}
+    return node, tuple(dims_of(pool))
 
 
 def _convolution(node: fx.Node, source_axes: Axes) -> ConvolutionNote:
     """How a convolution's windows lie, and whether it is depthwise (its channels then stay
     apart)."""
     what, weight, channels = of(node), val(node.args[1]), val(node.args[0]).shape[1]
+    function = f"conv{'_transpose' if what.transposed else ''}{what.axes}d"
     names = ("stride", "padding", "output_padding", "dilation")
     options = {n: v for n in names if (v := argument(node, n)) is not None}
     groups = argument(node, "groups") or 1
     depthwise = groups == channels == val(node).shape[1] and weight.shape[1] == 1
     return ConvolutionNote(
-        convolution=CONVOLUTIONS[what.axes, what.transposed],
+        convolution=getattr(F, function),
         options=options,
         depthwise=channels if depthwise else 1,
         folded=token_count(source_axes[1]) if source_axes and not depthwise else 1,

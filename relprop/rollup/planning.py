@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, fx
 
-from relprop.errors import RollUpError, message
+from relprop.errors import RollUpError
 from relprop.operations import Kind, kind
 from relprop.plan import Plan, Step, flowing, make_field_plan
 from relprop.rollup.heads import lies_beside
@@ -77,13 +77,9 @@ def rollup_plan(
         )
         if unlisted or "prod" in step.node.args:  # products by index
             raise RollUpError(
-                message(
-                    (
-                        f"the roll-up cannot pass {step.op}: it is in no list of operations "
-                        "and changes the shape"
-                    ),
-                    at=describe(step.node),
-                )
+                f"the roll-up cannot pass {step.op}: it is in no list of operations "
+                "and changes the shape",
+                at=describe(step.node),
             )
     return plan, found
 

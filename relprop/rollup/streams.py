@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import RollUpError, message
+from relprop.errors import RollUpError
 from relprop.operations import Kind, kind
 from relprop.rollup.layers import token_axes, tokens_of
 from relprop.rules.coarse import finer
 from relprop.rules.fields import number
 from relprop.tracer.draws import DRAWN
-from relprop.tracer.editing import tensor_inputs, val
+from relprop.tracer.editing import operands_first, tensor_inputs, val
 from relprop.tracer.facts import is_batched
 from relprop.tracer.leaves import joined_tokens, with_tokens
 from relprop.tracer.order import Flow
@@ -123,28 +123,24 @@ def _before_others(
 
 def _without_tokens(leaf: fx.Node, name: str) -> RollUpError:
     return RollUpError(
-        message(
-            f"input {name!r} has no axis of tokens: methods over attention have no scores for it",
-            at=describe(leaf),
-            then=[
-                "leave it out of explain_inputs=: it is then a constant",
-                "method='lrp' and the others at the input explain every input",
-            ],
-        )
+        f"input {name!r} has no axis of tokens: methods over attention have no scores for it",
+        at=describe(leaf),
+        then=[
+            "leave it out of explain_inputs=: it is then a constant",
+            "method='lrp' and the others at the input explain every input",
+        ],
     )
 
 
 def _lost(leaf: fx.Node, name: str) -> RollUpError:
     return RollUpError(
-        message(
-            f"the attention maps cannot be followed down to input {name!r}: no tensor that all "
-            "its attention descends from has an axis known to hold tokens",
-            at=describe(leaf),
-            then=[
-                "relprop.instrument(model, inputs, target=...).relevance(...) "
-                "gives relevance at any layer without a roll-up"
-            ],
-        )
+        f"the attention maps cannot be followed down to input {name!r}: no tensor that all "
+        "its attention descends from has an axis known to hold tokens",
+        at=describe(leaf),
+        then=[
+            "relprop.instrument(model, inputs, target=...).relevance(...) "
+            "gives relevance at any layer without a roll-up"
+        ],
     )
 
 
@@ -178,11 +174,9 @@ def _out_of_order(part: Flow, node: fx.Node) -> bool:
 
 def _by_chance(node: fx.Node) -> bool:
     """Whether random numbers enter ``node``."""
-    seen, left = set(), [node]
-    while left:
-        n = left.pop()
+    seen = set[fx.Node]()
+    for n in operands_first(node, seen.__contains__):
+        seen.add(n)
         if kind(n) is Kind.RANDOM or str(n.target).startswith(DRAWN):
             return True
-        left += [i for i in n.all_input_nodes if i not in seen]
-        seen.update(n.all_input_nodes)
     return False

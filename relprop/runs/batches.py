@@ -13,7 +13,13 @@ import numpy as np
 import torch
 
 from relprop import errors
-from relprop.errors import InputError, RelpropError, UnforeseenError, first_line
+from relprop.errors import (
+    InputError,
+    RelpropError,
+    UnforeseenError,
+    first_line,
+    out_of_memory,
+)
 from relprop.runs.base import Record, Work
 from relprop.runs.manifest import Failure, add_failure, failed_file, remember_batch_size
 from relprop.runs.progress import Progress
@@ -89,12 +95,11 @@ class Batches:
             records = self.work(indices)
         except Exception as error:
             if out_of_memory(error):
-                found: RelpropError = _OutOfMemory(first_line(error))
+                found = _OutOfMemory(first_line(error))
             elif isinstance(error, RelpropError):
                 return error.with_traceback(None)
             else:  # of the data set, or of the work: a sample has it, which is looked for
-                reason = f"{type(error).__name__}: {first_line(error)}"
-                caught = RelpropError(reason)
+                caught = RelpropError(f"{type(error).__name__}: {first_line(error)}")
                 caught.__cause__ = error.with_traceback(None)
                 return caught
         else:
@@ -124,18 +129,3 @@ class Batches:
             raise InputError(fact, then=[then])
         kind = type(error) if type(error).__module__ == errors.__name__ else RelpropError
         raise kind(f"{sample}: {error}\n  {then}") from (error.__cause__ or error)
-
-
-def out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that it was raised from, says that memory ran out, on the CPU or on
-    an accelerator."""
-    while error is not None:
-        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-            return True
-        if isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in SIGNS):
-            return True
-        error = error.__cause__
-    return False
-
-
-SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")

@@ -7,7 +7,6 @@ be told from what a living one is writing.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import socket
@@ -48,12 +47,6 @@ def write_atomically(path: Path, what: str, write: Callable[[Path], Any]) -> Non
         raise
     if os.name == "posix":  # the rename itself
         _flush(path.parent)
-
-
-def write_json(path: Path, what: str, value: Any) -> None:
-    """A JSON file, atomically."""
-    text = json.dumps(value, indent=1) + "\n"
-    write_atomically(path, what, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def remove_leftovers(folder: Path, committed: Callable[[Path], bool]) -> int:

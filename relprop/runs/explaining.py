@@ -3,7 +3,7 @@ by one method or several."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from relprop.runner.memory import checked_memory
 from relprop.runner.question import Question
 from relprop.runs import fingerprints
 from relprop.runs.base import Record
-from relprop.runs.preparing import Group, Images, Preparation, Texts
+from relprop.runs.preparing import Group, Images, Texts
 from relprop.runs.probing import Probe, probe
 from relprop.runs.stored import COLUMNS, row_of, tensors_of
 from relprop.tracer.surroundings import undisturbed
@@ -99,13 +99,13 @@ class ExplainWork:
         self.precision, self.on_unknown = precision, on_unknown
         self.memory = checked_memory(memory)
         self.samples = len(source) if limit is None else min(limit, len(source))
-        if source.kind == "text" and normalize is not None:
+        texts = source.kind == "text"
+        if texts and normalize is not None:
             raise OptionError("normalize is for images; texts go through processor=tokenizer")
-        if source.kind != "text" and processor is not None:
+        if not texts and processor is not None:
             raise OptionError("processor is for texts; images go through normalize=")
-        self.preparation: Preparation = (
-            Texts(processor, max_length) if source.kind == "text" else Images(normalize)
-        )
+        self.preparation: Images | Texts
+        self.preparation = Texts(processor, max_length) if texts else Images(normalize)
         self.classes = model_classes(model, source) if target == "label" else None
 
     def __len__(self) -> int:
@@ -168,22 +168,20 @@ class ExplainWork:
 
     def _explained(
         self, samples: Sequence[Sample], group: Group
-    ) -> list[tuple[list[dict[str, Any]], dict[str, Tensor]]]:
+    ) -> Iterator[tuple[list[dict[str, Any]], dict[str, Tensor]]]:
         target = None if self.target == "predicted" else [self._label(s) for s in samples]
         questions = list(self.calls.values())
         (explanations,) = ask(self.model, group.inputs, [target], questions, self._how)
         found = zip(self.calls, explanations, strict=True)
         named = {label: explanation for label, explanation in found if explanation is not None}
         classes = class_probabilities(self.model, group.inputs, len(samples))
-        done = []
         for k, sample in enumerate(samples):
             shares = None if classes is None else classes[k]
             rows = [
                 {"method": label, "label": sample.label, **row_of(explanation, group, k, shares)}
                 for label, explanation in named.items()
             ]
-            done.append((rows, tensors_of(named, group, k)))
-        return done
+            yield rows, tensors_of(named, group, k)
 
     def _label(self, sample: Sample) -> int:
         if sample.label is None:
@@ -193,16 +191,8 @@ class ExplainWork:
 
 
 def class_probabilities(model: nn.Module, inputs: Any, batch: int) -> Tensor | None:
-    """The softmax of ``class_scores``, (batch, classes); of a single one the sigmoid."""
-    scores = class_scores(model, inputs, batch)
-    if scores is None:
-        return None
-    return scores.softmax(1) if scores.shape[1] > 1 else scores.sigmoid()
-
-
-def class_scores(model: nn.Module, inputs: Any, batch: int) -> Tensor | None:
-    """The model's class scores, (batch, classes), in double on the CPU; ``None`` if its output, or
-    the ``logits`` of it, has another shape."""
+    """The softmax of the model's class scores, (batch, classes), in double on the CPU; of a single
+    one the sigmoid. ``None`` if its output, or the ``logits`` of it, has another shape."""
     with undisturbed(model), torch.no_grad():
         output = model(**inputs) if hasattr(inputs, "keys") else model(inputs)
     scores = output if isinstance(output, Tensor) else getattr(output, "logits", None)
@@ -210,7 +200,8 @@ def class_scores(model: nn.Module, inputs: Any, batch: int) -> Tensor | None:
         return None
     if scores.dim() != 2 or len(scores) != batch:
         return None
-    return scores.double().cpu()
+    scores = scores.double().cpu()
+    return scores.softmax(1) if scores.shape[1] > 1 else scores.sigmoid()
 
 
 def _calls(methods: Sequence[MethodChoice] | str) -> dict[str, Question]:

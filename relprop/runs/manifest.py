@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from relprop.errors import InputError, OptionError, ResumedRunWarning, first_line, warn
 from relprop.runs.base import Work
-from relprop.runs.disk import write_json
+from relprop.runs.disk import write_atomically
 from relprop.runs.probing import Probe, apart, is_probe
 
 FORMAT = "relprop-run-1"
@@ -75,7 +76,9 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Atomically."""
-        write_json(folder / NAME, "what the run is of", {"format": FORMAT, **asdict(self)})
+        text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+        write = partial(Path.write_text, data=text, encoding="utf-8")
+        write_atomically(folder / NAME, "what the run is of", write)
 
     def check_same(self, now: Manifest, folder: Path) -> None:
         """Raises ``InputError`` naming what differs if ``now`` is of another work; warns of other

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,19 +31,6 @@ class Group:
     inputs: Any
     lengths: tuple[int, ...] | None = None
     truncated: tuple[bool, ...] | None = None
-
-
-class Preparation(Protocol):
-    """How samples become inputs. ``processor``: what explains the inputs' positions to relprop, if
-    anything does."""
-
-    processor: Any
-
-    def identity(self) -> dict[str, Any]:
-        """Everything the inputs depend on beside the samples."""
-
-    def groups(self, samples: Sequence[Sample], model: nn.Module) -> Iterator[Group]:
-        """The samples as inputs on the model's device, each sample in one group."""
 
 
 class Images:
@@ -125,16 +112,21 @@ class Texts:
             made = self._tensors([texts[i] for i in places], length, model)
             own = tuple(lengths[i] for i in places)
             cut = tuple(whole[i] > lengths[i] for i in places)
-            yield Group(places, _accepted(made, model), own, cut)
+            yield Group(places, made, own, cut)
 
     def _tensors(self, texts: Sequence[tuple[str, ...]], length: int, model: nn.Module) -> Any:
-        """The encoding of texts of at most ``length`` tokens, padded if the tokenizer can."""
+        """The encoding of texts of at most ``length`` tokens, padded if the tokenizer can: what the
+        model's ``forward`` takes of it, on its device. It knows the words."""
         cuts = self.max_length is not None
         options: dict[str, Any] = {"max_length": self.max_length} if cuts else {}
         if self.tokenizer.pad_token is not None:
             padded = self.padded(length, model)
             options = {"padding": "max_length", "max_length": padded, "padding_side": "right"}
-        return self.tokenize(texts, return_tensors="pt", truncation=cuts, **options)
+        made = self.tokenize(texts, return_tensors="pt", truncation=cuts, **options)
+        takes = inspect.signature(base_model(model).forward).parameters
+        for name in [n for n in made if n not in takes]:
+            del made[name]
+        return made.to(home_of(model)[0])
 
     def padded(self, length: int, model: nn.Module) -> int:
         """``length`` rounded up to a multiple of ``STEP``, as far as the model has positions; not
@@ -157,12 +149,3 @@ def _texts(sample: Sample) -> tuple[str, ...]:
     if not known or len(texts) not in (1, 2):
         raise InputError(f"sample {sample.key!r} is no text: a str, or a tuple of two, is needed")
     return texts
-
-
-def _accepted(made: Any, model: nn.Module) -> Any:
-    """What the model's ``forward`` takes of an encoding, on its device; the encoding itself, since
-    it knows the words."""
-    takes = inspect.signature(base_model(model).forward).parameters
-    for name in [n for n in made if n not in takes]:
-        del made[name]
-    return made.to(home_of(model)[0])

@@ -23,9 +23,8 @@ class Progress:
         *,
         wanted: bool = True,
         stream: TextIO | None = None,
-        every: float = EVERY,
     ) -> None:
-        self.total, self.what, self.wanted, self.every = total, what, wanted, every
+        self.total, self.what, self.wanted = total, what, wanted
         self.stream = sys.stderr if stream is None else stream
         self.done = self.shown = 0
         self.began = self.printed_at = time.monotonic()
@@ -33,7 +32,19 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if self.wanted and self.total and self.stream.isatty():
-            self._bar = _bar(self.stream)
+            from rich import progress
+            from rich.console import Console
+
+            self._bar = progress.Progress(
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(),
+                progress.MofNCompleteColumn(),
+                progress.TimeElapsedColumn(),
+                progress.TextColumn("left"),
+                progress.TimeRemainingColumn(),
+                console=Console(file=self.stream),
+                speed_estimate_period=3600,
+            )
             self._bar.start()
             self._task = self._bar.add_task(self.what, total=self.total)
         return self
@@ -49,7 +60,7 @@ class Progress:
         self.done += count
         if self._bar is not None:
             self._bar.advance(self._task, count)
-        elif self.wanted and time.monotonic() - self.printed_at >= self.every:
+        elif self.wanted and time.monotonic() - self.printed_at >= EVERY:
             self._line()
 
     def say(self, text: str) -> None:
@@ -76,19 +87,3 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def _bar(stream: TextIO) -> Any:
-    from rich import progress
-    from rich.console import Console
-
-    return progress.Progress(
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TextColumn("left"),
-        progress.TimeRemainingColumn(),
-        console=Console(file=stream),
-        speed_estimate_period=3600,
-    )

@@ -3,8 +3,8 @@ run may be read while it is going on."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +56,7 @@ class RunResults:
     @property
     def missing(self) -> np.ndarray:
         """The samples that are neither done nor failed, ascending, int64."""
-        missing = self._catalogue.missing
-        return missing[~np.isin(missing, list(self.failed))] if self.failed else missing
+        return np.setdiff1d(self._catalogue.missing, list(self.failed), assume_unique=True)
 
     @property
     def complete(self) -> bool:
@@ -77,14 +76,10 @@ class RunResults:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The rows of ``table``, one after another, with a few shards in memory at a time."""
-        held: OrderedDict[Path, dict[int, list[dict[str, Any]]]] = OrderedDict()
-        for index, shard in self._catalogue.in_order():
-            if shard.path not in held:
-                held[shard.path] = self._by_index(shard)
-                while len(held) > OPEN:
-                    held.popitem(last=False)
-            held.move_to_end(shard.path)
-            yield from held[shard.path].get(index, ())
+        by_index = lru_cache(OPEN)(self._by_index)
+        for index in range(self.samples):
+            if (shard := self._catalogue.of(index)) is not None:
+                yield from by_index(shard).get(index, ())
 
     def rows_of(self, index: int) -> list[dict[str, Any]]:
         """One sample's rows; none if it is not done."""

@@ -9,15 +9,13 @@ do it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from relprop.error_boundary import guarded
-from relprop.errors import InputError, OptionError, RelpropError, as_path
+from relprop.errors import InputError, OptionError, RelpropError, as_path, counted
 from relprop.runs.base import Work
 from relprop.runs.batches import Batches
 from relprop.runs.disk import remove_leftovers
@@ -108,20 +106,26 @@ def run(
     processes, folder = current(), as_path(out)
     mine = Manifest.of(work)
     schema(mine.columns)
-    opening = processes.agree(lambda: _open(folder, mine, batch_size, resume))
-    opening.manifest.check_same(mine, folder)  # that every process has the same model and data
-    todo = processes.share(opening.missing, opening.batch_size)
+    opened = processes.agree(lambda: _open(folder, mine, batch_size, resume))
+    manifest, size, missing, removed = opened
+    manifest.check_same(mine, folder)  # that every process has the same model and data
+    todo = processes.share(missing, size)
     bar = Progress(len(todo), _title(processes), wanted=progress and processes.first)
     began = time.monotonic()
-    doing = Batches(work, folder, processes.number, opening.batch_size, on_error, bar)
+    doing = Batches(work, folder, processes.number, size, on_error, bar)
     with bar:
-        if opening.removed and bar.wanted:
-            files = f"unfinished file{'s' * (opening.removed > 1)}"
-            bar.say(f"removed {opening.removed} {files} of a killed run")
-        with _told_when_interrupted(doing):
+        if removed and bar.wanted:
+            bar.say(f"removed {counted(removed, 'unfinished file')} of a killed run")
+        try:
             doing.all(todo)
             seconds = time.monotonic() - began
             left = _wait(folder, len(work), processes, bar, patience)
+        except KeyboardInterrupt:
+            bar.say(
+                f"interrupted after {doing.done} samples, which are in {folder.name!r}; "
+                "resume=True, or --resume on the command line, goes on with the rest"
+            )
+            raise
     failed = len(read_failures(folder))
     counts = len(work), doing.done, left, failed, seconds, doing.size
     return Summary(folder, *counts, processes.number, processes.count)
@@ -141,30 +145,11 @@ def _check_work(work: object) -> None:
         raise OptionError(fact, then=["relprop.runs.ExplainWork(model, source), or your own Work"])
 
 
-@contextmanager
-def _told_when_interrupted(doing: Batches) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        doing.bar.say(
-            f"interrupted after {doing.done} samples, which are in {doing.folder.name!r}; "
-            "resume=True, or --resume on the command line, goes on with the rest"
-        )
-        raise
-
-
-@dataclass(frozen=True)
-class _Opening:
-    """What the processes agree on before the work."""
-
-    manifest: Manifest
-    missing: np.ndarray
-    batch_size: int
-    removed: int
-
-
-def _open(folder: Path, mine: Manifest, batch_size: int | None, resume: bool) -> _Opening:
-    """The run folder made, or checked and cleaned; what is missing in it."""
+def _open(
+    folder: Path, mine: Manifest, batch_size: int | None, resume: bool
+) -> tuple[Manifest, int, np.ndarray, int]:
+    """The run folder made, or checked and cleaned. What the processes agree on before the work: its
+    manifest, the batch size, what is missing in it, and how many files were removed."""
     if folder.exists() and not folder.is_dir():
         raise OptionError(f"out={folder.name!r} is a file: give a folder")
     try:
@@ -187,13 +172,11 @@ def _open(folder: Path, mine: Manifest, batch_size: int | None, resume: bool) ->
     shards = folder / "shards"
     shards.mkdir(exist_ok=True)
     removed = remove_unfinished(shards) + remove_leftovers(folder, lambda path: True)
-    missing = _missing(folder, Catalogue(shards, mine.samples))
-    return _Opening(manifest, missing, size, removed)
+    return manifest, size, _missing(folder, Catalogue(shards, mine.samples)), removed
 
 
 def _missing(folder: Path, catalogue: Catalogue) -> np.ndarray:
-    missing, failed = catalogue.missing, list(read_failures(folder))
-    return missing[~np.isin(missing, failed)] if failed else missing
+    return np.setdiff1d(catalogue.missing, list(read_failures(folder)), assume_unique=True)
 
 
 def _title(processes: Processes) -> str:

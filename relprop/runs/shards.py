@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -235,12 +235,6 @@ class Catalogue:
     def of(self, index: int) -> Shard | None:
         """The shard of a sample."""
         return self.shards[self.number[index]] if self.number[index] >= 0 else None
-
-    def in_order(self) -> Iterator[tuple[int, Shard]]:
-        """Every sample that is done, ascending, with its shard."""
-        for index in range(self.samples):
-            if (shard := self.of(index)) is not None:
-                yield index, shard
 
 
 def remove_unfinished(folder: Path) -> int:

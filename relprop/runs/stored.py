@@ -36,7 +36,7 @@ def row_of(explanation: Explanation, group: Group, k: int, shares: Tensor | None
     """The row of sample ``k`` of its group but for ``method`` and ``label``; ``shares``: the
     softmax of the model's class scores for it, if it has any."""
     target = explanation.target[k]
-    of_class = shares is not None and isinstance(target, int)
+    of_class = isinstance(target, int)
     layout = {name: _layout(s, group, k) for name, s in explanation.streams.items()}
     return {
         "target": json.dumps(target, default=str),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from relprop.compiled.views import without_idle_calls
+from relprop.compiled.tidying import without_idle_calls
 
 SIZES = (3, 5)
 

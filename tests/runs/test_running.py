@@ -622,7 +622,7 @@ def test_progress_on_a_terminal_is_a_bar_with_the_remaining_time(monkeypatch):
 def test_progress_elsewhere_is_a_line_now_and_then(monkeypatch):
     out, clock = io.StringIO(), iter(np.arange(0, 1000, 4.0))
     monkeypatch.setattr("relprop.runs.progress.time.monotonic", lambda: float(next(clock)))
-    with Progress(400, "samples", stream=out, every=10) as bar:
+    with Progress(400, "samples", stream=out) as bar:
         for _ in range(10):
             bar.advance(10)
     lines = out.getvalue().splitlines()
