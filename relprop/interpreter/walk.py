@@ -170,7 +170,7 @@ def apply(step: Step, relevance: Relevance, values: Values, extra: Tensor | None
     except Exception as error:  # a user's rule may raise anything
         why = first_line(error)
         raise RuleError(
-            message(f"rule {step.rule.name!r} failed on {step.op}: {why}", at=describe(step.node))
+            f"rule {step.rule.name!r} failed on {step.op}: {why}", at=describe(step.node)
         ) from error
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import fx
 
-from relprop.errors import UnknownOperation, message
+from relprop.errors import UnknownOperation
 from relprop.rules.ruleset import RuleSet
 from relprop.tracer.program import describe
 
@@ -16,17 +16,15 @@ def no_rule(node: fx.Node, rules: RuleSet, why: str) -> UnknownOperation:
     """The refusal of an operation, with what to write."""
     op, preset = str(node.target), rules.name.split("+")[0].upper()
     return UnknownOperation(
-        message(
-            f"no relevance rule for {op}{why}",
-            at=f"{describe(node)}, feeds {len(node.users)} operations",
-            then=[
-                f"rules = relprop.rules.{preset}.with_rule(torch.ops.{op}, relprop.rules.carry)  "
-                " # one element in, one element out",
-                "@relprop.register_rule(op)  def rule(relevance, call): return "
-                "share_of_each_input   # docs/write-a-rule.md",
-                "relprop.check(model, inputs)   # to see every operation of this model",
-            ],
-        )
+        f"no relevance rule for {op}{why}",
+        at=f"{describe(node)}, feeds {len(node.users)} operations",
+        then=[
+            f"rules = relprop.rules.{preset}.with_rule(torch.ops.{op}, relprop.rules.carry)  "
+            " # one element in, one element out",
+            "@relprop.register_rule(op)  def rule(relevance, call): return "
+            "share_of_each_input   # docs/write-a-rule.md",
+            "relprop.check(model, inputs)   # to see every operation of this model",
+        ],
     )
 
 

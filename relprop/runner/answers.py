@@ -16,7 +16,6 @@ from relprop.errors import (
     RollUpError,
     RuleError,
     UnforeseenError,
-    message,
     out_of_memory,
 )
 from relprop.explanation import Explanation
@@ -163,7 +162,7 @@ def _start(needs: Needs, done: Run, target: object) -> Start:
         fact = f"method {needs.question.method!r} starts relevance at the target, and {error}"
         others = ", ".join(without_start())
         then = [f"any differentiable number is explained by {others}"]
-        raise NoStart(message(fact, then=then)) from error
+        raise NoStart(fact, then=then) from error
 
 
 @contextmanager

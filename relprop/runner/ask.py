@@ -18,7 +18,6 @@ from relprop.errors import (
     RelpropError,
     TargetError,
     first_line,
-    message,
     out_of_memory,
     warn,
 )
@@ -169,7 +168,7 @@ class CallInParts:
                 if allowed == 0 and part.batch == 1:
                     fact = f"there is no memory left: {first_line(error)}"
                     then = ["a shorter input, or nothing in keep="]
-                    raise RelpropError(message(fact, then=then)) from error
+                    raise RelpropError(fact, then=then) from error
                 how = "the two halves of the batch apart" if allowed == 0 else "cut into segments"
                 then = ["memory= says how much an answer may take (docs/scale.md)"]
                 fact = f"there is no memory left; once more, {how}"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 from relprop.interpreter.forward import detached
 from relprop.numerics import at_least_float32
 from relprop.rollup import Stream, token_axes
@@ -67,12 +67,10 @@ class AttentionStudy(Study):
         if not self.needs.backward.in_chunks:
             return self.whole
         raise OptionError(
-            message(
-                f"method {self.needs.question.method!r} reads whole attention maps (at.sites), but "
-                f"is said to be row-wise, and {len(self.needs.backward.in_chunks)} of "
-                f"{len(self.needs.chosen)} maps are made some rows at a time",
-                then=["at.matrices(function) instead", "or leave relprop.methods.row_wise out"],
-            )
+            f"method {self.needs.question.method!r} reads whole attention maps (at.sites), but "
+            f"is said to be row-wise, and {len(self.needs.backward.in_chunks)} of "
+            f"{len(self.needs.chosen)} maps are made some rows at a time",
+            then=["at.matrices(function) instead", "or leave relprop.methods.row_wise out"],
         )
 
     @cached_property

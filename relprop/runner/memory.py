@@ -11,7 +11,7 @@ import psutil
 import torch
 from torch import fx
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 from relprop.runner.conditions import Memory
 from relprop.runner.needs import Needs
 from relprop.tracer.chunked import CHUNK_BYTES
@@ -235,16 +235,14 @@ def _refuse_maps(needs: Needs, batch: int, budget: int) -> None:
     reasons = needs.facts["whole_maps"]
     assert isinstance(reasons, list)
     raise OptionError(
-        message(
-            f"method {needs.question.method!r} keeps {len(whole)} attention maps whole, "
-            f"{size / 1e9:.3g} GB for {batch} samples; memory= allows {budget / 1e9:.3g} GB",
-            at=reasons[0],
-            then=[
-                "a smaller batch_size=, a shorter input, or a method whose maps are made a few "
-                "queries at a time (docs/scale.md)",
-                "memory=None tries it all the same",
-            ],
-        )
+        f"method {needs.question.method!r} keeps {len(whole)} attention maps whole, "
+        f"{size / 1e9:.3g} GB for {batch} samples; memory= allows {budget / 1e9:.3g} GB",
+        at=reasons[0],
+        then=[
+            "a smaller batch_size=, a shorter input, or a method whose maps are made a few "
+            "queries at a time (docs/scale.md)",
+            "memory=None tries it all the same",
+        ],
     )
 
 

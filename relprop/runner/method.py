@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor, fx
 
-from relprop.errors import OptionError, message, nearest
+from relprop.errors import OptionError, nearest
 from relprop.rules import RuleSet
 from relprop.runner.conditions import Conditions
 from relprop.runner.fusion import checked_ratio, fusion_named
@@ -219,11 +219,9 @@ def method_named(name: str, level: Level | None = "attention") -> Method:
     if level is not None and found.level != level:
         usable = ", ".join(n for n, m in sorted(METHODS.items()) if m.level == level)
         raise OptionError(
-            message(
-                f"method {name!r} works at the {found.level}; here a method at the {level} is "
-                f"wanted: {usable}",
-                then=[f"relprop.explain(model, inputs, target, method={name!r})"],
-            )
+            f"method {name!r} works at the {found.level}; here a method at the {level} is "
+            f"wanted: {usable}",
+            then=[f"relprop.explain(model, inputs, target, method={name!r})"],
         )
     return found
 
@@ -256,13 +254,11 @@ def chosen_layers(layers: Layers, count: int) -> tuple[int, ...]:
         return chosen
     if isinstance(layers, slice) or (isinstance(layers, (list, tuple)) and not layers):
         raise OptionError(
-            message(
-                f"layers={layers!r} chooses none of the {count} attention sites",
-                then=[
-                    f"layers=None takes all; or give indices from 0 to {count - 1}, or negative "
-                    "ones, of which -1 is nearest the output"
-                ],
-            )
+            f"layers={layers!r} chooses none of the {count} attention sites",
+            then=[
+                f"layers=None takes all; or give indices from 0 to {count - 1}, or negative "
+                "ones, of which -1 is nearest the output"
+            ],
         )
     if not _are_integers(layers):
         raise OptionError(

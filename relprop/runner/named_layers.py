@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 from relprop.rollup import tokens_of
 from relprop.tracer.program import Program, is_floating, place, role
 
@@ -18,10 +18,8 @@ def named_nodes(program: Program, paths: str | Sequence[str] | None) -> Nodes:
     that is not there or holds no tokens, and for an empty list."""
     if paths is not None and not paths:
         raise OptionError(
-            message(
-                f"target_layers={paths!r} names no module",
-                then=["leave it out for the last attention's input, or give module paths"],
-            )
+            f"target_layers={paths!r} names no module",
+            then=["leave it out for the last attention's input, or give module paths"],
         )
     return tuple(_last_of(program, p) for p in ([paths] if isinstance(paths, str) else paths or ()))
 
@@ -42,7 +40,7 @@ def _last_of(program: Program, path: str) -> fx.Node:
     how = "holds no tokens" if calls else "is on the way"
     known = _paths_with_tokens(program)
     listed = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
-    raise OptionError(message(f"target_layers: {what} {path!r} {how}", then=[f"one of {listed}"]))
+    raise OptionError(f"target_layers: {what} {path!r} {how}", then=[f"one of {listed}"])
 
 
 def _paths_with_tokens(program: Program) -> list[str]:

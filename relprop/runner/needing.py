@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import fx
 
-from relprop.errors import OptionError, TargetError, message
+from relprop.errors import OptionError, TargetError
 from relprop.interpreter.forms import forms_of, gradient_forms, rounding
 from relprop.layout import placing
 from relprop.plan import Plan
@@ -169,7 +169,7 @@ def forms_for_gradients(
     if isinstance(found, str):
         fact = f"gradient={gradient_name(rules)!r}: {found}"
         other = "gradient='balanced'" if not rounding(plan) else "precision='float32'"
-        raise OptionError(message(fact, then=[other, "gradient='model'"]))
+        raise OptionError(fact, then=[other, "gradient='model'"])
     return found
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 from relprop.interpreter.accounts import added
 from relprop.interpreter.batch import shares_of
 from relprop.interpreter.ledger import Ledger
@@ -95,4 +95,4 @@ def _none() -> OptionError:
         "its tokens, or to attention's scores, that has their axis, and turns no queries and keys"
     )
     then = ["leave positions= out: what else absorbs relevance is in e.ledger.absorbed()"]
-    return OptionError(message(fact, then=then))
+    return OptionError(fact, then=then)

@@ -10,7 +10,7 @@ from functools import cached_property
 from torch import Tensor, fx
 
 from relprop.adapters.given import ready
-from relprop.errors import OptionError, message, nearest
+from relprop.errors import OptionError, nearest
 from relprop.rules import PRESETS, RuleSet
 from relprop.rules.ruleset import named
 from relprop.runner.method import (
@@ -147,7 +147,7 @@ def balance_of(given: object) -> RuleSet | None:
     if not isinstance(given, RuleSet) and given not in ("balanced", *PRESETS):
         known = ", ".join(map(repr, ("model", "balanced", *PRESETS)))
         fact = f"gradient={given!r}: a rule set or one of {known}"
-        raise OptionError(message(fact, then=nearest(given, ("model", "balanced"))))
+        raise OptionError(fact, then=nearest(given, ("model", "balanced")))
     return named("libra" if given == "balanced" else given, PRESETS)
 
 
@@ -165,12 +165,12 @@ def move_processor_options(
     given = ", ".join(f"{name}={value!r}" for name, value in options.items())
     if ready(inputs):
         fact = f"{given} is for a tokenizer or an image processor, and the inputs are ready tensors"
-        raise OptionError(message(fact, then=["inputs=TEXTS, processor=tokenizer", "leave it out"]))
+        raise OptionError(fact, then=["inputs=TEXTS, processor=tokenizer", "leave it out"])
     kinds = {OF_PROCESSORS[name] for name in options}
     if not isinstance(inputs, Mapping) and len(kinds) > 1:
         fact = f"{given}: of several inputs, which must be named"
         names = ", ".join(f"{kind!r}: ..." for kind in sorted(kinds))
-        raise OptionError(message(fact, then=[f"inputs={{{names}}}"]))
+        raise OptionError(fact, then=[f"inputs={{{names}}}"])
     named = inputs if isinstance(inputs, Mapping) else {kinds.pop(): inputs}
     left = (
         replace(q, options={n: v for n, v in q.options.items() if n not in own})

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, fx
 
-from relprop.errors import JointStartWarning, message, warn
+from relprop.errors import JointStartWarning, warn
 from relprop.interpreter.accounts import Account
 from relprop.interpreter.accounts import added as joined
 from relprop.interpreter.batch import Passage, Passing, Walk, abreast, pending_at
@@ -49,7 +49,7 @@ class Relevance:
                 f"target {start.label[0]!r} combines {start.at_once} outputs, which start at once"
             )
             then = ["fewer are explained one by one and added up (docs/targets.md)"]
-            warn(JointStartWarning(message(fact, then=then)))
+            warn(JointStartWarning(fact, then=then))
         hooks, readings = needs.question.hooks, needs.backward.heads.readings
         account = needs.question.ledger is not False
         return cls.at_terms(

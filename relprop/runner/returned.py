@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, fx
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 from relprop.runner.matrix_rows import MatrixRows
 from relprop.runner.values import Found, TokenMap
 from relprop.tracer.editing import val
@@ -89,4 +89,4 @@ def _kind(value: object) -> str:
 
 
 def _wrong(name: str, fact: str, *then: str) -> OptionError:
-    return OptionError(message(f"method {name!r} {fact}", then=[*then, GUIDE]))
+    return OptionError(f"method {name!r} {fact}", then=[*then, GUIDE])

@@ -12,7 +12,6 @@ from relprop.errors import (
     RollUpError,
     TargetError,
     UnexplainedPartWarning,
-    message,
 )
 from relprop.operations import Kind, kind
 from relprop.rollup import Stream
@@ -33,11 +32,9 @@ def refuse_unmixed(session: Session, sites: tuple[Site, ...], streams: tuple[Str
     for name in session.chosen:
         if name not in scored:
             raise RollUpError(
-                message(
-                    f"input {name!r} has no scores over attention: no attention that the target "
-                    "depends on mixes positions of it",
-                    then=[EXPLAINS_EVERY_INPUT],
-                )
+                f"input {name!r} has no scores over attention: no attention that the target "
+                "depends on mixes positions of it",
+                then=[EXPLAINS_EVERY_INPUT],
             )
 
 
@@ -99,10 +96,8 @@ def reached_inputs(session: Session, starts: Nodes) -> dict[str, fx.Node]:
         "and what is computed of them there is a constant"
     )
     raise TargetError(
-        message(
-            f"the target depends on no explained input ({named})",
-            then=[*constants, *([read] * program.input_specialised)],
-        )
+        f"the target depends on no explained input ({named})",
+        then=[*constants, *([read] * program.input_specialised)],
     )
 
 
@@ -124,15 +119,13 @@ def require_sites(session: Session, sites: tuple[Site, ...]) -> None:
     hidden = hidden if session.program.sites else ""
     first, *others = past_attention(session.program)
     raise NoAttentionError(
-        message(
-            f"the model has no softmax attention over tokens between input and target{hidden}: "
-            f"{reasons}",
-            then=[
-                f"method={first!r} explains any model at its input, and so do "
-                f"{', '.join(map(repr, others))}",
-                "relprop.check(model, inputs) lists what was found",
-                "relprop.instrument(model, inputs, target=...).relevance(...) gives "
-                "relevance at any layer of any model",
-            ],
-        )
+        f"the model has no softmax attention over tokens between input and target{hidden}: "
+        f"{reasons}",
+        then=[
+            f"method={first!r} explains any model at its input, and so do "
+            f"{', '.join(map(repr, others))}",
+            "relprop.check(model, inputs) lists what was found",
+            "relprop.instrument(model, inputs, target=...).relevance(...) gives "
+            "relevance at any layer of any model",
+        ],
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 from relprop.numerics import at_least_float32
 from relprop.tracer.editing import val
 from relprop.tracer.program import Site
@@ -18,10 +18,8 @@ from relprop.tracer.program import Site
 def not_asked(need: str, read: str) -> OptionError:
     """The refusal of a method that reads what it did not say it needs."""
     return OptionError(
-        message(
-            f"a method reads {read}, which was not computed for it",
-            then=[f"relprop.methods.register(..., needs=[{need!r}]), beside its other needs"],
-        )
+        f"a method reads {read}, which was not computed for it",
+        then=[f"relprop.methods.register(..., needs=[{need!r}]), beside its other needs"],
     )
 
 
