@@ -103,9 +103,7 @@ def _needs(session: Session, question: Question, target: object) -> Needs:
     """What the question needs where every attention map is whole, and relevance passes the end of
     the graph like everything else: which positions are read is known to no program."""
     needs = needs_of(session, question, [target], sys.maxsize)
-    backward = needs.backward
-    read = backward.read if backward.plan is None else backward.read | backward.plan.keep
-    return replace(needs, backward=replace(backward, heads=Heads(), read=read))
+    return replace(needs, backward=replace(needs.backward, heads=Heads()))
 
 
 def _output(session: Session, target: object) -> ModelOutput:

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from relprop.interpreter.forward import detached
 from relprop.interpreter.walk import Pending, Walk, apply, join, read_by, walk
+from relprop.operations import Value
 from relprop.plan import Plan
 from relprop.rules.call import Placed, sum_of, whole
 from relprop.tracer.calls import Values, per_sample
@@ -59,10 +60,7 @@ class Passing:
 
     def through(self, nodes: Iterable[fx.Node], values: Values) -> Walk:
         """Take it on through some nodes, the plan's next ones; gives what is handed out there."""
-        whole = Walk()
-        for first, *others in _sections(nodes, self.hooks, self.passages):
-            whole += self._section(first, others, values)
-        return whole
+        return abreast([self], nodes, values)[0]
 
     def _section(self, first: fx.Node, others: list[fx.Node], values: Values) -> Walk:
         """The same through nodes between two hooks or passages."""
@@ -90,11 +88,7 @@ def _joined(plan: Plan, node: fx.Node, values: Values, parts: list[Tensor]) -> T
     if len(parts) < 2 or plan.rules.fan_out is None:
         return join(plan, node, values, parts)
     own = {node: values[node]} if node in values else {}
-
-    def one_sample(given: Values, arrived: list[Tensor]) -> Tensor | None:
-        return join(plan, node, given, arrived)
-
-    return per_sample(one_sample, own, parts)  # type: ignore[no-any-return]
+    return per_sample(partial(join, plan, node), own, parts)  # type: ignore[no-any-return]
 
 
 def abreast(
@@ -103,13 +97,13 @@ def abreast(
     values: Values,
     fleeting: Collection[fx.Node] = (),
 ) -> list[Walk]:
-    """Take several passings of one plan, without hooks, on through some nodes side by side, where
-    none of them has a passage; gives the walk of each. What is ``fleeting`` of the values is taken
-    out of them once it has been read for the last time."""
+    """Take several passings of one plan, or one with hooks, on through some nodes side by side,
+    where none of them has a passage; gives the walk of each. What is ``fleeting`` of the values is
+    taken out of them once it has been read for the last time."""
     whole, nodes = [Walk() for _ in passings], list(nodes)
     pieces = nodes[:: max(1, len(nodes) // PIECES)] if fleeting else ()
     passages = {node for passing in passings for node in passing.passages}
-    sections = _sections(nodes, pieces, passages)
+    sections = _sections(nodes, {*pieces, *passings[0].hooks}, passages)
     gone = _read_last(passings[0].plan, sections, fleeting)
     for (first, *others), over in zip(sections, gone, strict=True):
         if first in passages:
@@ -222,35 +216,44 @@ def _walk_section(
     if not pending:
         return Walk(), {}
     read = plan.read_at(nodes)
-    batched = {n: v for n, v in values.items() if n in read and is_batched(n)}
-    fixed = {n: v for n, v in values.items() if n in read and n not in batched}
+    known = {n: v for n, v in values.items() if n in read}
     attached = {n: e for n, e in extras.items() if n in plan.step_at and n in set(nodes)}
 
     def one_sample(
-        arrived: Pending, given: Values, added: Mapping[fx.Node, Tensor]
+        given: Values, arrived: Pending, added: Mapping[fx.Node, Tensor]
     ) -> tuple[Walk, Pending]:
         def one_walk(arrived: Pending) -> tuple[Walk, Pending]:
             left = {edge: list(parts) for edge, parts in arrived.items()}
-            return walk(plan, nodes, fixed | given, left, added, account), left
+            return walk(plan, nodes, given, left, added, account), left
 
         return torch.func.vmap(one_walk)(arrived) if several else one_walk(arrived)  # type: ignore[no-any-return]
 
-    return per_sample(one_sample, pending, batched, attached)  # type: ignore[no-any-return]
+    return of_each_sample(one_sample, known, pending, attached)  # type: ignore[no-any-return]
+
+
+def of_each_sample(function: Callable[..., Value], values: Values, *batches: Value) -> Value:
+    """``function(values, *batches)`` of every sample: its own part of the batches and of the values
+    that have one, and whole what is the same for all."""
+    batched = {n: v for n, v in values.items() if is_batched(n)}
+    fixed = {n: v for n, v in values.items() if n not in batched}
+
+    def one_sample(own: Values, *rest: Value) -> Value:
+        return function(fixed | own, *rest)
+
+    return per_sample(one_sample, batched, *batches)
 
 
 def shares_at(plan: Plan, values: Values, node: fx.Node, relevance: Tensor) -> Mapping[int, Tensor]:
     """Σ of what each operand of ``node`` is given of ``relevance`` (batch first), by its position,
     (batch,)."""
-    read = plan.read_at([node])
-    batched = {n: v for n, v in values.items() if n in read and is_batched(n)}
-    fixed = {n: v for n, v in values.items() if n in read and n not in batched}
+    step, read = plan.step_at[node], plan.read_at([node])
 
-    def one_sample(arrived: Tensor, given: Values) -> dict[int, Tensor]:
-        step = plan.step_at[node]
-        shares = apply(step, arrived, read_by(plan, step, fixed | given, {}), None).shares
+    def one_sample(given: Values, arrived: Tensor) -> dict[int, Tensor]:
+        shares = apply(step, arrived, read_by(plan, step, given, {}), None).shares
         return {i: sum_of(share) for i, share in enumerate(shares) if share is not None}
 
-    return per_sample(one_sample, relevance, batched)  # type: ignore[no-any-return]
+    known = {n: v for n, v in values.items() if n in read}
+    return of_each_sample(one_sample, known, relevance)  # type: ignore[no-any-return]
 
 
 def shares_of(
@@ -259,17 +262,13 @@ def shares_of(
     """What some operands of ``node`` are given together of ``relevance`` (batch first), element by
     element of the node's own value, whatever was broadcast to it."""
     step, shape = plan.step_at[node], val(node).shape
-    read = {n: detached(v) for n, v in values.items()}
-    batched = {n: v for n, v in read.items() if is_batched(n)}
-    fixed = {n: v for n, v in read.items() if n not in batched}
 
-    def one_sample(arrived: Tensor, given: Values) -> Tensor:
-        known = fixed | given
-        wide = {o: known[o].expand(shape) for o in operands}
-        shares = apply(step, arrived, known | wide, None).shares
+    def one_sample(given: Values, arrived: Tensor) -> Tensor:
+        wide = {o: given[o].expand(shape) for o in operands}
+        shares = apply(step, arrived, given | wide, None).shares
         found = [s for s, o in zip(shares, step.operands, strict=True) if o in operands]
         parts = [whole(part) for part in found if isinstance(part, (Tensor, Placed))]
         return sum(parts[1:], parts[0])
 
-    made: Tensor = per_sample(one_sample, relevance, batched)
-    return made
+    known = {n: detached(v) for n, v in values.items()}
+    return of_each_sample(one_sample, known, relevance)  # type: ignore[no-any-return]

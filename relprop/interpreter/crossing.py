@@ -214,24 +214,15 @@ def _joined(parts: Mapping[Chunk, Tensor], axis: int, by: Chunked) -> Tensor:
     return torch.cat([parts[c] if c in parts else none(c) for c in by.chunks()], axis)
 
 
-@dataclass(frozen=True)
-class MapRows:
-    """What is found at some rows of one attention map, batch first; ``None`` if not asked for."""
-
-    chunk: Chunk
-    attention: Tensor
-    gradient: Tensor | None
-    relevance: Tensor | None
-
-
 def map_rows(
     by: Chunked,
     wanted: Callable[[Chunk], bool],
     gradient: Tensor | None = None,
     relevance: tuple[Plan, Tensor] | None = None,
-) -> Iterator[MapRows]:
-    """A site's map, chunk by chunk; of those chunks alone that are ``wanted``. ``gradient``: ∂y_t/∂
-    of the site's result, batch first; ``relevance``: what arrived there, and by which plan."""
+) -> Iterator[tuple[Chunk, dict[str, Tensor]]]:
+    """A site's map, chunk by chunk; of those chunks alone that are ``wanted``: what is found at its
+    rows, batch first, by name. ``gradient``: ∂y_t/∂ of the site's result, batch first;
+    ``relevance``: what arrived there, and by which plan; if these are asked for."""
     crossing = None if relevance is None else Crossing.to_map(relevance[0], by.attention)
     arrived = {"gradient": gradient, "relevance": None if relevance is None else relevance[1]}
     along = {k: t for k, t in arrived.items() if t is not None}
@@ -247,8 +238,7 @@ def map_rows(
             found["relevance"] = crossing.at(end, inside, here["relevance"], chunk.size, {})
         return found
 
-    for chunk, found in by.each(rows, along, wanted=wanted):
-        yield MapRows(chunk, found["attention"], found.get("gradient"), found.get("relevance"))
+    return by.each(rows, along, wanted=wanted)
 
 
 def _gradient_at_map(by: Chunked, inside: Values, gradient: Tensor, count: int) -> Tensor:

@@ -11,16 +11,16 @@ from functools import cached_property
 import torch
 from torch import Tensor, fx
 
-from relprop.interpreter.batch import Passage
+from relprop.interpreter.batch import Passage, of_each_sample
 from relprop.interpreter.points import Points, Seed, whole
 from relprop.interpreter.walk import Pending, Walk, walk
 from relprop.numerics import at_least_float32
 from relprop.operations import Args, Kwargs, Value
 from relprop.plan import Plan, Step
 from relprop.rules.notes import FieldNote
-from relprop.tracer.calls import Values, per_sample
+from relprop.tracer.calls import Values
 from relprop.tracer.editing import val
-from relprop.tracer.facts import is_batched, is_floating
+from relprop.tracer.facts import is_floating
 from relprop.tracer.forms import PLAIN, Forms
 from relprop.tracer.readout import (
     Cut,
@@ -76,15 +76,13 @@ class Reading:
 
         def passage(arrived: Tensor, values: Values) -> tuple[Walk, Pending]:
             own = {n: taken(n, values[n], cuts[n]) for n in self.entering}
-            batched = {n: v for n, v in own.items() if is_batched(n)}
-            fixed = {n: v for n, v in own.items() if n not in batched}
 
-            def one_sample(relevance: Tensor, given: Values) -> tuple[Walk, Pending]:
-                inside = self._inside(fixed | given, cuts, relevance)
+            def one_sample(given: Values, relevance: Tensor) -> tuple[Walk, Pending]:
+                inside = self._inside(given, cuts, relevance)
                 left: Pending = {(self.readout.nodes[0], 0): [relevance]}
                 return walk(plan, self.readout.nodes, inside, left, {}, account), left
 
-            done, left = per_sample(one_sample, arrived, batched)
+            done, left = of_each_sample(one_sample, own, arrived)
             back = (put_back(below, part, cuts[below]) for parts in left.values() for part in parts)
             return done, {(below, 0): list(back)}
 
@@ -193,10 +191,8 @@ def made_at(
     """A part of an output, batch first, made of what is read for it alone."""
     cuts = readout.cuts(cut)
     own = {n: taken(n, values[n], cuts[n]) for n in (readout.below, *readout.extra)}
-    batched = {n: v for n, v in own.items() if is_batched(n)}
 
-    def one_sample(given: Values) -> Tensor:
-        known = own | given
+    def one_sample(known: Values) -> Tensor:
         for node in readout.nodes[::-1]:
             if node in forms.made:
                 known[node] = forms.call(node, known, dtype)
@@ -205,5 +201,4 @@ def made_at(
         made: Tensor = known[readout.nodes[0]]
         return made
 
-    found: Tensor = per_sample(one_sample, batched)
-    return found
+    return of_each_sample(one_sample, own)  # type: ignore[no-any-return]

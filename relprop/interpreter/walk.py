@@ -42,7 +42,7 @@ class Walk(HoldsTensors):
         return Walk(
             each_tensor(self.found, made),
             [a.with_tensors(made) for a in self.accounts],
-            {n: made(r) for n, r in self.ended.items()},
+            each_tensor(self.ended, made),
         )
 
     def __add__(self, other: Walk) -> Walk:
@@ -57,11 +57,8 @@ class Walk(HoldsTensors):
         """The walk of a start ``factor`` times as large."""
         if factor == 1:
             return self
-        return Walk(
-            {n: factor * r for n, r in self.found.items()},
-            [factor * a for a in self.accounts],
-            {n: factor * r for n, r in self.ended.items()},
-        )
+        tensors = Walk(self.found, [], self.ended).with_tensors(lambda r: factor * r)
+        return replace(tensors, accounts=[factor * a for a in self.accounts])
 
 
 register_pytree_node(

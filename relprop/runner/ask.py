@@ -191,11 +191,15 @@ class CallInParts:
         ref = self.verifier.reference(sessions[0].program, part.inputs, compared, offset, cuts)
         needs, device = dict[int, Needs](), runs_on(self.model, part.inputs.tensors[0])
         signs = dict[int, list[Kind]]()
+
+        def needed(session: Session, question: Question) -> Needs:
+            make = partial(needs_of, session, question, targets, cuts=ref.partial)
+            return fitted(make, question.runs_at_once * part.batch, memory, device)
+
         for i, (session, question) in enumerate(zip(sessions, self.questions, strict=True)):
             with refusal(i, self.refused):
                 signs[i] = [sided(session, self.whole, part.first, t, question) for t in targets]
-                make = partial(needs_of, session, question, targets, cuts=ref.partial)
-                needs[i] = fitted(make, question.runs_at_once * part.batch, memory, device)
+                needs[i] = needed(session, question)
         needs = united(needs)
         for one in needs.values():
             one.session.warn_once(one.notices)
@@ -211,11 +215,8 @@ class CallInParts:
             found = answers(needs, part, targets, compare, self.refused)
         except Undefined:
             for i, n in needs.items():
-                question = (
-                    replace(n.question, walk=AT_ZERO) if n.backward.by_gradient else n.question
-                )
-                make = partial(needs_of, n.session, question, targets, cuts=ref.partial)
-                needs[i] = fitted(make, question.runs_at_once * part.batch, memory, device)
+                walk = AT_ZERO if n.backward.by_gradient else n.question.walk
+                needs[i] = needed(n.session, replace(n.question, walk=walk))
             found = answers(united(needs), part, targets, compare, self.refused)
         return [
             [

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -18,7 +18,7 @@ from relprop.numerics import at_least_float32
 from relprop.rollup import Stream, token_axes
 from relprop.runner.describe import tokens_described
 from relprop.runner.fusion import fused, without_smallest
-from relprop.runner.matrix_rows import Matrix, MatrixRows, goes_beyond, matrix_rows
+from relprop.runner.matrix_rows import Matrix, goes_beyond, matrix_rows
 from relprop.runner.needs import Needs
 from relprop.runner.rollup import Pairs, RollUp
 from relprop.runner.run import Run
@@ -34,6 +34,8 @@ from relprop.targets.start import Start
 from relprop.tracer.atoms import is_token
 from relprop.tracer.editing import val
 from relprop.tracer.program import Site
+
+M = TypeVar("M", bound=Matrix)
 
 
 class AttentionStudy(Study):
@@ -178,12 +180,11 @@ class AttentionStudy(Study):
     def rows(self, matrices: Mapping[fx.Node, Matrix]) -> dict[str, Tensor]:
         """What the head reads through each site alone, all others passed by their skip connections:
         by input (batch, sites, tokens), for a matrix per contraction, meaned over heads."""
-        whole, rows = self._fused_and_rows(matrices)
         channels = {s.contraction: i for i, s in enumerate(self.needs.chosen)}
-        parts: dict[fx.Node, tuple[Matrix, int]] = {
-            n: (m.unsqueeze(1), channels[n]) for n, m in whole.items()
+        parts = {
+            n: (m.unsqueeze(1) if isinstance(m, Tensor) else m, channels[n])
+            for n, m in self.fused(matrices).items()
         }
-        parts |= {n: (m, channels[n]) for n, m in rows.items()}
         found = self.rollup.through(parts, len(channels))
         return {name: row[:, :-1] for name, row in found.items()}
 
@@ -268,31 +269,24 @@ class AttentionStudy(Study):
 
     def rolled_up(self, matrices: Mapping[fx.Node, Matrix]) -> Pairs:
         """By input, what attention carried and what skip connections alone leave."""
-        whole, rows = self._fused_and_rows(matrices)
-        return self.rollup.product({**whole, **rows}, self._scales(whole))
-
-    def _fused_and_rows(
-        self, matrices: Mapping[fx.Node, Matrix]
-    ) -> tuple[dict[fx.Node, Tensor], dict[fx.Node, MatrixRows]]:
-        """The whole matrices, their heads fused, and those that are made in rows."""
-        whole = self.fused({n: m for n, m in matrices.items() if isinstance(m, Tensor)})
-        return whole, {n: m for n, m in matrices.items() if isinstance(m, MatrixRows)}
+        found = self.fused(matrices)
+        return self.rollup.product(found, self._scales(found))
 
     def matrix(self, matrices: Mapping[fx.Node, Tensor]) -> Tensor:
         """C of Eq. 14, (batch, s, s)."""
         matrices = self.fused(matrices)
         return self.rollup.matrix(matrices, self._scales(matrices))
 
-    def _scales(self, matrices: Mapping[fx.Node, Tensor]) -> dict[fx.Node, Tensor]:
+    def _scales(self, matrices: Mapping[fx.Node, Matrix]) -> dict[fx.Node, Tensor]:
         return self.rollup.row_scales(matrices) if self.settings.get("normalize_rows") else {}
 
-    def fused(self, matrices: Mapping[fx.Node, Tensor]) -> dict[fx.Node, Tensor]:
-        """The matrices after ``head_fusion=`` and ``discard_ratio=``."""
+    def fused(self, matrices: Mapping[fx.Node, M]) -> dict[fx.Node, M]:
+        """The matrices after ``head_fusion=`` and ``discard_ratio=``, for which all are whole."""
         how = self.settings.get("head_fusion", "mean")
         ratio = self.settings.get("discard_ratio", 0.0)
         found = dict(matrices)
         for values in self.whole if how != "mean" or ratio else ():
             node, axes = values.site.contraction, self.head_axes(values)
-            fusion = fused(found[node], axes, how, values.slope)
-            found[node] = without_smallest(fusion, axes, ratio)
+            fusion = fused(found[node], axes, how, values.slope)  # type: ignore[arg-type]
+            found[node] = without_smallest(fusion, axes, ratio)  # type: ignore[assignment]
         return found

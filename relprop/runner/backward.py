@@ -1,27 +1,33 @@
 """How a graph is passed backward: by which plan relevance travels, what is read on the way, which
-parts of the graph run at once."""
+parts of the graph run at once; which large attention sites run some queries at a time for a
+question, and why others do not."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from torch import fx
 
+from relprop.interpreter.crossing import refusing_step
 from relprop.interpreter.reading import Reading
 from relprop.plan import Plan
 from relprop.runner.heads import Heads
+from relprop.runner.question import Question
+from relprop.runner.session import Session
+from relprop.tracer.chunked import large_and_whole, large_attentions
 from relprop.tracer.follow import depending
 from relprop.tracer.forms import PLAIN, Forms
 from relprop.tracer.kept_chunks import KeptChunks
-from relprop.tracer.program import Program
+from relprop.tracer.program import Program, place
 from relprop.tracer.queries import Attention
 from relprop.tracer.segments import Segment
 
 
 @dataclass(frozen=True)
 class Backward:
-    """``read``: the nodes whose values relevance or the roll-up reads in passing. ``plan``: the
+    """``plan``: the
     relevance pass (``None``: none is walked). ``rollup``: the plan of the roll-up, if there is one.
     ``forms``: what stands in place of the graph's calls where relevance is one gradient, or where
     a method's gradients are another model's.
@@ -31,7 +37,6 @@ class Backward:
     side; ``spare``: how many bytes may be kept beside that from one target to the next."""
 
     program: Program
-    read: frozenset[fx.Node]
     plan: Plan | None
     rollup: Plan | None
     forms: Forms
@@ -68,6 +73,20 @@ class Backward:
         )
         return frozenset[fx.Node]().union(*(region.entering for region in regions))
 
+    @cached_property
+    def read(self) -> frozenset[fx.Node]:
+        """The nodes whose values relevance or the roll-up reads in passing; of a site in chunks,
+        and where ``few`` elements of an output are explained of the end of the graph, what enters
+        it, and its result where relevances meet there."""
+        regions: list[Attention | Reading] = [*self.in_chunks.values()]
+        regions += self.heads.readings.values() if self.heads.few else ()
+        inside = {n for region in regions for n in region.nodes}
+        read = frozenset[fx.Node]() if self.rollup is None else self.rollup.keep
+        if self.plan is not None:
+            joined = self.plan.joined & self.in_chunks.keys()
+            read = read.union(self.plan.keep_outside(inside), joined)
+        return read | self.entering
+
     def read_at(self, node: fx.Node) -> set[fx.Node]:
         """The values that are read to make a node's, or to pass it."""
         chunked = self.in_chunks.get(node)
@@ -98,16 +117,48 @@ def _looked_at(attention: Attention) -> set[fx.Node]:
     return below.union(*(n.all_input_nodes for n in below))
 
 
-def read_by(
-    plan: Plan | None, in_chunks: Mapping[fx.Node, Attention], heads: Heads
-) -> frozenset[fx.Node]:
-    """What the relevance pass reads; of a site in chunks, and where ``few`` elements of an output
-    are explained of the end of the graph, what enters it, and its result where relevances meet
-    there."""
-    regions: tuple[Attention | Reading, ...] = (*in_chunks.values(), *heads.readings.values())
-    parts = regions if heads.few else tuple(in_chunks.values())
-    inside = {n for region in parts for n in region.nodes}
-    outside = frozenset[fx.Node]()
-    if plan is not None:
-        outside = plan.keep_outside(inside) | (plan.joined & in_chunks.keys())
-    return outside.union(*(region.entering for region in regions))
+def sites_in_chunks(
+    session: Session,
+    question: Question,
+    plan: Plan | None,
+    read: Collection[fx.Node],
+    streams: int = 1,
+    least: int | None = None,
+) -> tuple[dict[fx.Node, Attention], list[str]]:
+    """The large sites (maps of more than ``least`` bytes, or those of a chunk) whose map is never
+    whole, by their contraction; and the others, each with the reason. ``read``: what else is read
+    of the graph; ``streams``: how many inputs have scores over attention."""
+    found = large_attentions(session.program, least)
+    whole = dict(large_and_whole(session.program, least))
+    by_question = next(_whole_for(question, streams), "")
+    for end, attention in found.items():
+        if why := by_question or _whole_here(attention, question, plan, read):
+            whole[end] = why
+    reasons = [f"{place(end).call or 'top level'}: {why}" for end, why in whole.items()]
+    return {end: a for end, a in found.items() if end not in whole}, reasons
+
+
+def _whole_for(question: Question, streams: int) -> Iterator[str]:
+    """Why a question needs every map whole."""
+    settings = question.settings
+    if question.by.level != "attention":
+        return
+    if not question.by.is_row_wise(streams):
+        yield f"method {question.method!r} reads whole maps"
+    if kept := question.keep & {"blocks", "matrix"}:
+        yield f"keep={sorted(kept)[0]!r}"
+    if settings.get("head_fusion", "mean") != "mean":
+        yield f"head_fusion={settings['head_fusion']!r}"
+    yield from (name for name in ("discard_ratio", "normalize_rows") if settings.get(name))
+
+
+def _whole_here(
+    attention: Attention, question: Question, plan: Plan | None, read: Collection[fx.Node]
+) -> str:
+    """Why one site's map must be whole, or ""."""
+    if not attention.inside.isdisjoint(question.hooks):
+        return "there is a hook inside"
+    if not attention.inside.isdisjoint(read):
+        return "the method reads a tensor inside"
+    step = None if plan is None else refusing_step(plan, attention)
+    return "" if step is None else f"rule {step.rule.name!r} is not said to be row-wise"

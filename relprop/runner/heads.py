@@ -13,7 +13,7 @@ from relprop.plan import Plan
 from relprop.runner.question import Question
 from relprop.runner.session import Session
 from relprop.targets.resolve import places_read, reads_more
-from relprop.targets.start import Context, has_batch_axis
+from relprop.targets.start import has_batch_axis
 from relprop.tracer.binding import Inputs
 from relprop.tracer.facts import shape
 from relprop.tracer.program import Program
@@ -66,16 +66,7 @@ def _readout(output: fx.Node) -> Readout | None:
 def cuts_of(session: Session, inputs: Inputs, targets: Sequence[object], processor: object) -> Cuts:
     """Of each output that can be made in parts, and that targets read at some places alone, which
     places these are in any sample."""
-    context = Context(
-        session.program,
-        session.model,
-        session.adapter,
-        inputs,
-        {},
-        session.rules,
-        processor=processor,
-    )
-    read = places_read(targets, context)
+    read = places_read(targets, session.context(inputs, {}, processor))
     own = [n for n in read if n in session.program.output_nodes]
     return {n: _cut(n, read[n]) for n in own if _readout(n) is not None}
 

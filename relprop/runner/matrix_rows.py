@@ -54,11 +54,11 @@ def goes_beyond(matrix: Tensor, found: SiteValues) -> bool:
 def _found(study: AttentionStudy, site: Site, wanted: Wanted) -> Iterator[tuple[Chunk, SiteValues]]:
     attention, end = study.needs.backward.in_chunks[site.contraction], site.contraction
     by = chunked(attention, study.sweep.holding(end).values, study.program.dtype)
-    arrived, plan = study.found_at(end), study.needs.backward.plan
+    arrived, plan = study.sweep.found(end), study.needs.backward.plan
     relevance = None if plan is None or arrived is None else (plan, arrived)
     gradient = study.sweep.gradient(end)
     factor = study.needs.backward.forms.at_maps.get(end, 1.0)
     gradient = None if gradient is None else wide(gradient) * factor
-    for rows in map_rows(by, wanted, gradient, relevance):
-        slope = None if rows.gradient is None else wide(rows.gradient)
-        yield rows.chunk, SiteValues(site, wide(rows.attention), slope, rows.relevance)
+    for chunk, rows in map_rows(by, wanted, gradient, relevance):
+        slope = wide(rows["gradient"]) if "gradient" in rows else None
+        yield chunk, SiteValues(site, wide(rows["attention"]), slope, rows.get("relevance"))

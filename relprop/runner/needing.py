@@ -11,19 +11,18 @@ from relprop.errors import OptionError, TargetError
 from relprop.interpreter.forms import forms_of, gradient_forms, rounding
 from relprop.layout import placing
 from relprop.plan import Plan
-from relprop.rollup import block_input
+from relprop.rollup import block_input, layer_outputs
 from relprop.rules import RuleSet
 from relprop.rules.presets import gradient_name
-from relprop.runner.backward import Backward, read_by
-from relprop.runner.chunks import sites_in_chunks
+from relprop.runner.backward import Backward, sites_in_chunks
 from relprop.runner.heads import Heads
 from relprop.runner.method import chosen_layers
-from relprop.runner.named_layers import named_nodes
 from relprop.runner.needs import ONE_GRADIENT, Needs, Nodes
-from relprop.runner.position_scores import PositionScores
+from relprop.runner.positions import PositionScores
 from relprop.runner.question import Question
 from relprop.runner.session import Session
 from relprop.runner.sites import (
+    named_nodes,
     notice_of_inputs,
     reached_inputs,
     refuse_unmixed,
@@ -87,9 +86,8 @@ def needs_at_input(
     balanced = forms_for_gradients(session, question.balance, starts, leaves, ())
     once = forms is not PLAIN
     heads = Heads.of(program, question, walked, starts, targets, cuts, differentiated=once)
-    read = read_by(walked, in_chunks, heads)
     made = forms if once else balanced
-    backward = Backward(program, read, walked, None, made, in_chunks, heads)
+    backward = Backward(program, walked, None, made, in_chunks, heads)
     watch = leaves if positions is None else (*leaves, *positions.nodes)
     return Needs(
         session,
@@ -127,12 +125,11 @@ def needs_over_attention(
     in_chunks, whole_maps = sites_in_chunks(session, question, plan, read, len(streams), least)
     whole = {s.attention for s in sites if s.contraction not in in_chunks}
     heads = Heads.of(session.program, question, plan, starts, targets, cuts)
-    reads = rollup.keep | read_by(plan, in_chunks, heads)
     ends = tuple(s for s in starts if s in session.flow.members)
     differentiated = [s for s in chosen if s.attention in whole]
     leaves = tuple(session.program.leaves.values())
     forms = forms_for_gradients(session, question.balance, ends, leaves, differentiated)
-    backward = Backward(session.program, reads, plan, rollup, forms, in_chunks, heads)
+    backward = Backward(session.program, plan, rollup, forms, in_chunks, heads)
     return Needs(
         session,
         question,
@@ -212,7 +209,7 @@ def _layer_outputs(
     if not question.needs & {"hidden", "values"}:
         return {}
     ends = tuple(s for s in starts if s in session.flow.members)
-    found = session.layer_outputs(sites, ends)
+    found = session.once(layer_outputs, session.program, session.flow, sites, ends)
     return {s: found[s] for s in chosen if s in found}
 
 

@@ -10,7 +10,7 @@ from torch import fx
 
 from relprop.errors import RelpropWarning
 from relprop.runner.backward import Backward
-from relprop.runner.position_scores import PositionScores
+from relprop.runner.positions import PositionScores
 from relprop.runner.question import Question
 from relprop.runner.session import Session
 from relprop.tracer.program import Program, Site

@@ -1,11 +1,13 @@
 """A Question: how a model is asked, apart from what it is asked about. One noun for the method, its
-options, its rules, and what the answer keeps."""
+options, its rules, what the answer keeps, and the other values of what is explained at which the
+method is asked, too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor, fx
 
@@ -21,9 +23,35 @@ from relprop.runner.method import (
     Options,
     method_named,
 )
-from relprop.runner.points import Average
+
+if TYPE_CHECKING:
+    from relprop.runner.input_study import InputStudy
 
 KEEP = frozenset({"blocks", "matrix", "input", "layers"})
+
+
+@dataclass(frozen=True)
+class Point:
+    """Other values of the explained inputs by name, each (batch, *one sample's shape), and their
+    ``weight`` in the mean. ``steps``: what a method that multiplies with the input takes in its
+    place (``None``: these values)."""
+
+    values: Mapping[str, Tensor]
+    weight: float
+    steps: Mapping[str, Tensor] | None = None
+
+
+@runtime_checkable
+class Average(Protocol):
+    """What ``average=`` takes: the points at which a method is asked. Each sample's are its own:
+    they do not depend on the rest of the batch."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+
+    def points(self, at: InputStudy) -> Iterator[Point]:
+        """The points around the values of ``at``, or on the way to them."""
 
 
 @dataclass(frozen=True)

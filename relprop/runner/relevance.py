@@ -18,7 +18,6 @@ from relprop.interpreter.points import Seed, added, sums
 from relprop.interpreter.reading import Reading, begun, reading_of
 from relprop.interpreter.walk import Pending
 from relprop.plan import POSITIONS, Plan
-from relprop.runner.backward import read_by
 from relprop.runner.needs import Needs
 from relprop.runner.run import Run
 from relprop.targets.start import Start, Term
@@ -182,8 +181,7 @@ def _by(needs: Needs, plan: Plan) -> Needs:
     known = {n: reading_of(plan, n) for n in plan.starts}
     own = needs.backward
     heads = replace(own.heads, readings={n: r for n, r in known.items() if r is not None})
-    read = own.read | read_by(plan, own.in_chunks, heads)
-    return replace(needs, backward=replace(own, plan=plan, heads=heads, read=read))
+    return replace(needs, backward=replace(own, plan=plan, heads=heads))
 
 
 def _passage(plan: Plan, attention: Attention) -> Passage:

@@ -10,7 +10,6 @@ from torch import Tensor, fx
 
 from relprop.interpreter.forms import Undefined
 from relprop.interpreter.forward import detached
-from relprop.interpreter.ledger import Ledger
 from relprop.numerics import is_finite
 from relprop.runner.method import Options
 from relprop.runner.needs import Needs
@@ -46,11 +45,6 @@ class Study:
         """The device of y_t: methods find all tensors there, wherever the model computed them."""
         return self.start.scalars.device
 
-    @property
-    def ledger(self) -> Ledger | None:
-        """The books of the relevance pass; ``None`` without one, or where none are kept."""
-        return self.sweep.ledger
-
     def relevance(self, node: fx.Node) -> Tensor | None:
         """Relevance at a node, batch first; zeros where none arrived (the target does not depend on
         it), ``None`` if it was not asked for."""
@@ -58,7 +52,7 @@ class Study:
             return self._by_gradient(node)
         if self.needs.backward.plan is None:
             return None
-        found = self.found_at(node)
+        found = self.sweep.found(node)
         if found is None:
             held = self.run.forward.watched.get(node)
             found = torch.zeros_like(wide(self.run.forward.values[node]) if held is None else held)
@@ -73,10 +67,6 @@ class Study:
         if self.run.described is None and not is_finite(found):
             raise Undefined
         return found
-
-    def found_at(self, node: fx.Node) -> Tensor | None:
-        """The relevance that arrived at a node; ``None`` where none did."""
-        return self.sweep.found(node)
 
     def gradient(self, node: fx.Node) -> Tensor | None:
         """∂y_t/∂ at a watched node, batch first; ``None`` if it was not asked for."""

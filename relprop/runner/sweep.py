@@ -66,7 +66,9 @@ class Sweep:
         if not self.needs.backward.segments:
             yield self._whole
             return
-        under = _Under(self._at_outputs(), self._relevance())
+        walks = self.needs.backward.plan is not None
+        passes = Relevance.of(self.needs, self.run, self.start) if walks else None
+        under = _Under(self._at_outputs(), passes)
         for segment in reversed(self.needs.backward.segments):
             self._here = None
             self._here = self._loaded(segment, under)
@@ -90,9 +92,8 @@ class Sweep:
 
     def found(self, node: fx.Node) -> Tensor | None:
         """The relevance that arrived at a node; ``None`` where none did."""
-        if node in self.needs.backward.in_chunks or not self.needs.backward.segments:
-            return self.holding(node).found.get(node)
-        return self._outcome.walk.found.get(node)
+        inside = node in self.needs.backward.in_chunks
+        return (self.holding(node) if inside else self._outcome.walk).found.get(node)
 
     def gradient(self, node: fx.Node) -> Tensor | None:
         """∂y_t/∂ at a watched node; ``None`` if it was not asked for. Raises ``OptionError`` where
@@ -137,13 +138,6 @@ class Sweep:
         return self._here
 
     # -- a graph in segments
-
-    def _relevance(self) -> Relevance | None:
-        return (
-            None
-            if self.needs.backward.plan is None
-            else Relevance.of(self.needs, self.run, self.start)
-        )
 
     def _at_outputs(self) -> dict[fx.Node, Tensor]:
         """∂y_t/∂ at the model's outputs."""
