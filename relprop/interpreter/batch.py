@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
 from relprop.interpreter.forward import detached
 from relprop.interpreter.walk import Pending, Walk, apply, join, read_by, walk
@@ -28,18 +28,6 @@ Hook = Callable[[Tensor], Tensor | None]
 #: What becomes of all that has arrived at a node, batch first, where these are the values: a walk,
 #: and what it leaves for nodes further on.
 Passage = Callable[[Tensor, Values], tuple[Walk, Pending]]
-
-__all__ = [
-    "Hook",
-    "Passage",
-    "Passing",
-    "Walk",
-    "abreast",
-    "pending_at",
-    "propagate",
-    "shares_at",
-    "shares_of",
-]
 
 
 @dataclass
@@ -123,7 +111,8 @@ def _alike_together(
     """One section of all of them, those side by side whose relevance is at the same places."""
     alike: dict[object, list[int]] = {}
     for i, passing in enumerate(passings):
-        alike.setdefault(_outline(passing.pending), []).append(i)
+        where = ((edge, *(p.shape for p in parts)) for edge, parts in passing.pending.items())
+        alike.setdefault(tuple(where), []).append(i)
     for same in alike.values():
         yield from zip(same, _together([passings[i] for i in same], nodes, values), strict=True)
 
@@ -140,45 +129,25 @@ def _read_last(
     return found[::-1] if fleeting else [set() for _ in sections]
 
 
-def _outline(pending: Pending) -> tuple[object, ...]:
-    """Where relevance is, and in which shapes."""
-    return tuple((edge, *(p.shape for p in parts)) for edge, parts in pending.items())
-
-
 def _together(passings: Sequence[Passing], nodes: list[fx.Node], values: Values) -> list[Walk]:
     """One section of passings whose relevance is at the same places."""
     one = passings[0]
     if len(passings) == 1:
         return [one._section(nodes[0], nodes[1:], values)]
-    stacked = {
-        edge: [
-            torch.stack(same, 1) for same in zip(*(p.pending[edge] for p in passings), strict=True)
-        ]
-        for edge in one.pending
-    }
+    stacked = tree_map(lambda *same: torch.stack(same, 1), *(p.pending for p in passings))
     made = _walk_section(one.plan, nodes, values, stacked, one.extras, one.account, several=True)
     walks = list[Walk]()
     for i, passing in enumerate(passings):
-        done, passing.pending = tree_map_only(Tensor, partial(_of_walk, i), made)
+        done, passing.pending = tree_map_only(Tensor, partial(torch.select, dim=1, index=i), made)
         walks.append(done)
     return walks
 
 
-def _of_walk(i: int, t: Tensor) -> Tensor:
-    return t[:, i]
-
-
 def propagate(
-    plan: Plan,
-    values: Values,
-    starts: Mapping[fx.Node, Tensor],
-    *,
-    account: bool = True,
-    hooks: Mapping[fx.Node, Hook] | None = None,
+    plan: Plan, values: Values, starts: Mapping[fx.Node, Tensor], *, account: bool = True
 ) -> Walk:
     """Relevance ``starts`` (at each start node: batch, *its shape) down through every step."""
-    passing = Passing(plan, pending_at(starts), {}, account, hooks or {})
-    return passing.through(plan.order, values)
+    return Passing(plan, pending_at(starts), account=account).through(plan.order, values)
 
 
 def pending_at(starts: Mapping[fx.Node, Tensor]) -> Pending:

@@ -141,12 +141,9 @@ def _reading_of(plan: Plan, output: fx.Node, hooks: Collection[fx.Node]) -> Read
             return None
         steps.append(step)
     found = Reading(replace(plan, steps=tuple(steps), wanted=frozenset()), readout)
-    made_whole = not found.made or replace(readout, nodes=_between(found)).can_be_made
+    between = tuple(n for n in readout.nodes if n in found.made)
+    made_whole = not between or replace(readout, nodes=between).can_be_made
     return found if made_whole else None
-
-
-def _between(reading: Reading) -> tuple[fx.Node, ...]:
-    return tuple(n for n in reading.readout.nodes if n in reading.made)
 
 
 def _passes(step: Step, source: fx.Node) -> bool:
@@ -172,23 +169,11 @@ def begun(
     return starts, passages
 
 
-def read_again(
-    readout: Readout,
-    values: Values,
-    seed: Points,
-    dtype: torch.dtype | None,
-    forms: Forms = PLAIN,
-) -> Tensor:
-    """The elements of an output at which a ``seed`` is, made anew of what is read, by ``forms``:
-    attached to autograd where that is."""
-    cut, inside, _ = seed.gathered()
-    return made_at(readout, values, cut, dtype, forms)[inside].to(seed.numbers.dtype)
-
-
 def made_at(
     readout: Readout, values: Values, cut: Cut, dtype: torch.dtype | None, forms: Forms = PLAIN
 ) -> Tensor:
-    """A part of an output, batch first, made of what is read for it alone."""
+    """A part of an output, batch first, made anew of what is read for it alone, by ``forms``:
+    attached to autograd where that is."""
     cuts = readout.cuts(cut)
     own = {n: taken(n, values[n], cuts[n]) for n in (readout.below, *readout.extra)}
 

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import register_pytree_node
+from torch.utils._pytree import register_dataclass
 
 from relprop.errors import RelpropError, RuleError, first_line, message
 from relprop.interpreter.accounts import Account, LedgerBuilder, added, added_accounts
@@ -61,11 +61,7 @@ class Walk(HoldsTensors):
         return replace(tensors, accounts=[factor * a for a in self.accounts])
 
 
-register_pytree_node(
-    Walk,
-    lambda walk: ([walk.found, walk.accounts, walk.ended], None),
-    lambda children, _: Walk(*children),
-)
+register_dataclass(Walk)
 
 
 def walk(
@@ -178,15 +174,11 @@ def call_of(step: Step, relevance: Relevance, values: Values, extra: Tensor | No
     device = first.device
     tensors = tuple([_operand(node, values, dtype, device) for node in step.operands])
     call = step.call(tensors, output, extra).widened(dtype)
-    if step.rule.divides_by_output and _was_rounded(output, dtype):
+    floating = isinstance(output, Tensor) and output.is_floating_point()
+    if step.rule.divides_by_output and floating and output.dtype != dtype:
+        # rounded to half precision: shares of its terms would not sum to it
         return replace(call, output=call.apply(*call.inputs))
     return call
-
-
-def _was_rounded(output: object, dtype: torch.dtype) -> bool:
-    """Whether the forward pass rounded an output to half precision: shares of its terms would not
-    sum to it."""
-    return isinstance(output, Tensor) and output.is_floating_point() and output.dtype != dtype
 
 
 def _operand(node: fx.Node, values: Values, dtype: torch.dtype, device: torch.device) -> Value:

@@ -194,7 +194,8 @@ class CallInParts:
 
         def needed(session: Session, question: Question) -> Needs:
             make = partial(needs_of, session, question, targets, cuts=ref.partial)
-            return fitted(make, question.runs_at_once * part.batch, memory, device)
+            passes = 1 if question.average is None else 2  # held together: at one point more
+            return fitted(make, passes * part.batch, memory, device)
 
         for i, (session, question) in enumerate(zip(sessions, self.questions, strict=True)):
             with refusal(i, self.refused):

@@ -18,7 +18,6 @@ from relprop.numerics import at_least_float32
 from relprop.rollup import Stream, token_axes
 from relprop.runner.describe import tokens_described
 from relprop.runner.fusion import fused, without_smallest
-from relprop.runner.matrix_rows import Matrix, goes_beyond, matrix_rows
 from relprop.runner.needs import Needs
 from relprop.runner.rollup import Pairs, RollUp
 from relprop.runner.run import Run
@@ -26,7 +25,10 @@ from relprop.runner.study import Study
 from relprop.runner.sweep import Gradients
 from relprop.runner.values import (
     LayerValues,
+    Matrix,
     SiteValues,
+    goes_beyond,
+    matrix_rows,
     wide,
     without_leading_one,
 )

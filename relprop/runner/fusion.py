@@ -50,14 +50,13 @@ def fusion_named(name: object) -> Fusion:
     return FUSIONS[name]
 
 
-def checked_ratio(ratio: object) -> float:
-    """A part of 1 below it. Raises ``OptionError``."""
+def check_ratio(ratio: object) -> None:
+    """Raises ``OptionError`` for what is no part of 1 below it."""
     if not isinstance(ratio, (int, float)) or isinstance(ratio, bool) or not 0 <= ratio < 1:
         raise OptionError(
             f"discard_ratio={ratio!r}: the part of each map's entries to set to 0, at "
             "least 0 and less than 1"
         )
-    return float(ratio)
 
 
 def fused(maps: Tensor, head_axes: tuple[int, ...], how: str, gradient: Tensor | None) -> Tensor:

@@ -8,15 +8,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from relprop.interpreter.reading import Reading, reading_of
-from relprop.plan import Plan
-from relprop.runner.question import Question
+from relprop.interpreter.reading import Reading
 from relprop.runner.session import Session
-from relprop.targets.resolve import places_read, reads_more
+from relprop.targets.resolve import places_read
 from relprop.targets.start import has_batch_axis
 from relprop.tracer.binding import Inputs
 from relprop.tracer.facts import shape
-from relprop.tracer.program import Program
 from relprop.tracer.readout import Cut, Cuts, Readout, readout_of
 
 
@@ -31,34 +28,9 @@ class Heads:
     cuts: Cuts = field(default_factory=dict)
     few: bool = False
 
-    @classmethod
-    def of(
-        cls,
-        program: Program,
-        question: Question,
-        plan: Plan | None,
-        starts: Sequence[fx.Node],
-        targets: Sequence[object],
-        cuts: Cuts,
-        *,
-        differentiated: bool = False,
-    ) -> Heads:
-        """Those of the possible starts of some targets. ``differentiated``: relevance is one
-        gradient."""
-        own = set(program.output_nodes)  # what is inside has other readers
-        begun = [n for n in plan.starts if n in own] if plan else []
-        read = {n: reading_of(plan, n, question.hooks) for n in begun} if plan else {}
-        ends = starts if differentiated or "gradient" in question.needs else cuts
-        ends = [n for n in ends if n in own]
-        return cls(
-            {n: reading for n, reading in read.items() if reading is not None},
-            {n: r for n in ends if (r := _readout(n)) is not None},
-            cuts,
-            not any(reads_more(target, program) for target in targets),
-        )
 
-
-def _readout(output: fx.Node) -> Readout | None:
+def own_readout(output: fx.Node) -> Readout | None:
+    """How an output is made of less than all that is before it; ``None`` where it cannot be."""
     found = readout_of(output)
     return found if found is not None and found.can_be_made else None
 
@@ -68,7 +40,7 @@ def cuts_of(session: Session, inputs: Inputs, targets: Sequence[object], process
     places these are in any sample."""
     read = places_read(targets, session.context(inputs, {}, processor))
     own = [n for n in read if n in session.program.output_nodes]
-    return {n: _cut(n, read[n]) for n in own if _readout(n) is not None}
+    return {n: _cut(n, read[n]) for n in own if own_readout(n) is not None}
 
 
 def _cut(output: fx.Node, places: Sequence[tuple[int, ...]]) -> Cut:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -16,11 +17,12 @@ from relprop.interpreter.ledger import Ledger
 from relprop.rollup import Stream
 from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.input_study import InputStudy
-from relprop.runner.matrix_rows import MatrixRows
 from relprop.runner.positions import apart
 from relprop.runner.rollup import Pairs
-from relprop.runner.values import Found, SiteValues, TokenMap
+from relprop.runner.values import Found, MatrixRows, SiteValues, TokenMap
 from relprop.tracer.editing import val
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -40,14 +42,15 @@ class Numbers:
     def plus(self, other: Numbers, weight: float) -> Numbers:
         """What there is by name, with ``weight`` times another's added."""
 
-        def added(mine: Mapping[str, Tensor], its: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        def added(mine: Mapping[Key, Tensor], its: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
             return {n: weight * v + mine[n] if n in mine else weight * v for n, v in its.items()}
 
-        both = (
-            added(*({n: p[k] for n, p in of.pairs.items()} for of in (self, other))) for k in (0, 1)
+        mine, its = (
+            {(n, k): t for n, pair in of.pairs.items() for k, t in enumerate(pair)}
+            for of in (self, other)
         )
-        scores, identity = both
-        pairs = {n: (scores[n], identity[n]) for n in scores}
+        found = added(mine, its)
+        pairs = {n: (found[n, 0], found[n, 1]) for n in other.pairs}
         inputs, layers = added(self.inputs, other.inputs), added(self.layers, other.layers)
         return Numbers(pairs, inputs, layers)
 

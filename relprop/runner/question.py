@@ -128,11 +128,6 @@ class Question:
         return self.settings["part"] if "part" in self.by.shared else None
 
     @property
-    def runs_at_once(self) -> int:
-        """How many forward passes are held together: that of the input, and that of one point."""
-        return 1 if self.average is None else 2
-
-    @property
     def why_walked(self) -> str:
         """Why relevance is to be walked whatever its rules are, or ""."""
         given = "ledger=True" if self.ledger else "there are hooks" if self.hooks else ""

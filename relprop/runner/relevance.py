@@ -11,12 +11,12 @@ from torch import Tensor, fx
 from relprop.errors import JointStartWarning, warn
 from relprop.interpreter.accounts import Account
 from relprop.interpreter.accounts import added as joined
-from relprop.interpreter.batch import Passage, Passing, Walk, abreast, pending_at
+from relprop.interpreter.batch import Passage, Passing, abreast, pending_at
 from relprop.interpreter.crossing import Crossing
 from relprop.interpreter.ledger import Ledger
 from relprop.interpreter.points import Seed, added, sums
 from relprop.interpreter.reading import Reading, begun, reading_of
-from relprop.interpreter.walk import Pending
+from relprop.interpreter.walk import Pending, Walk
 from relprop.plan import POSITIONS, Plan
 from relprop.runner.needs import Needs
 from relprop.runner.run import Run
@@ -186,7 +186,7 @@ def _by(needs: Needs, plan: Plan) -> Needs:
 
 def _passage(plan: Plan, attention: Attention) -> Passage:
     """How relevance passes a site in chunks; what arrived at its result is handed out, too."""
-    crossing = Crossing.through(plan, attention)
+    crossing = Crossing.to(None, plan, attention)
 
     def passage(arrived: Tensor, values: Values) -> tuple[Walk, Pending]:
         done, left = crossing.whole(values, arrived)

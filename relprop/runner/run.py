@@ -13,7 +13,7 @@ from relprop.adapters import Prepared
 from relprop.errors import InputError
 from relprop.interpreter.forward import Forward, Kept, detached, forward
 from relprop.interpreter.points import Excerpt, Made, Points, Seed
-from relprop.interpreter.reading import made_at, read_again
+from relprop.interpreter.reading import made_at
 from relprop.numerics import is_finite
 from relprop.runner.needs import Needs
 from relprop.runner.question import Question
@@ -140,7 +140,9 @@ class Run:
             return seed.at(values[node])
         readout = self.readouts[node]
         read = self.values(session, (readout.below, *readout.extra))
-        return read_again(readout, read, seed, session.program.dtype, self.forms)
+        cut, inside, _ = seed.gathered()
+        made = made_at(readout, read, cut, session.program.dtype, self.forms)
+        return made[inside].to(seed.numbers.dtype)
 
     def explained(self, session: Session, question: Question, start: Start) -> Tensor:
         """A number of every sample, (batch,), to be differentiated: y_t; for relevance as one

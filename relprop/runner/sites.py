@@ -18,12 +18,11 @@ from relprop.errors import (
 from relprop.operations import Kind, kind
 from relprop.rollup import Stream, tokens_of
 from relprop.runner.method import input_level
-from relprop.runner.session import Session
+from relprop.runner.session import Nodes, Session
 from relprop.tracer.editing import val
 from relprop.tracer.leaves import NO_EMBEDDING, mixed
 from relprop.tracer.program import Program, Site, is_floating, place, role
 
-Nodes = tuple[fx.Node, ...]
 EXPLAINS_EVERY_INPUT = "method='lrp' and the others at the input explain every input"
 
 
@@ -118,9 +117,6 @@ def require_sites(session: Session, sites: tuple[Site, ...]) -> None:
             "relevance at any layer of any model",
         ],
     )
-
-
-Nodes = tuple[fx.Node, ...]
 
 
 def named_nodes(program: Program, paths: str | Sequence[str] | None) -> Nodes:

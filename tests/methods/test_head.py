@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import relprop
 from relprop.interpreter import points, reading
-from relprop.runner import heads, memory, rollup, verification
+from relprop.runner import heads, memory, needing, rollup, verification
 from relprop.runner import run as runs
 from relprop.runner.conditions import Conditions
 from relprop.runner.needing import needs_of
@@ -106,7 +106,7 @@ def passed(monkeypatch):
 
 def whole_head(monkeypatch):
     """From now on every head is passed whole."""
-    for room in (heads, rollup):
+    for room in (needing, rollup):
         monkeypatch.setattr(room, "reading_of", lambda *_: None)
     monkeypatch.setattr(heads, "readout_of", lambda output: None)
 
