@@ -21,9 +21,8 @@ from relprop.compiled.weights import ties, with_names
 from relprop.errors import InputError, OptionError, TargetError, message
 from relprop.runner.answer import Made
 from relprop.runner.conditions import Conditions
-from relprop.runner.heads import Heads
 from relprop.runner.needing import needs_of
-from relprop.runner.needs import Needs
+from relprop.runner.needs import Heads, Needs
 from relprop.runner.question import Question
 from relprop.runner.run import Part
 from relprop.runner.session import Session, open_session

@@ -60,12 +60,10 @@ class Reading:
     @property
     def entering(self) -> frozenset[fx.Node]:
         """What must be kept of what is outside."""
-        read = {o for s in self.plan.steps if self._reads(s) for o in s.operands}
+        steps = (s for s in self.plan.steps if s.node in self.made or "inputs" in s.rule.reads)
+        read = {o for s in steps for o in s.operands}
         masks = {o for o in self.readout.extra if not is_floating(o)}
         return frozenset(read | masks).difference(self.readout.nodes)
-
-    def _reads(self, step: Step) -> bool:
-        return step.node in self.made or "inputs" in step.rule.reads
 
     def begun(self, seed: Points, *, account: bool) -> tuple[Tensor, Passage]:
         """What starts at the output in place of a ``seed``, and how that passes."""

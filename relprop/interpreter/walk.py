@@ -174,9 +174,8 @@ def call_of(step: Step, relevance: Relevance, values: Values, extra: Tensor | No
     device = first.device
     tensors = tuple([_operand(node, values, dtype, device) for node in step.operands])
     call = step.call(tensors, output, extra).widened(dtype)
-    floating = isinstance(output, Tensor) and output.is_floating_point()
-    if step.rule.divides_by_output and floating and output.dtype != dtype:
-        # rounded to half precision: shares of its terms would not sum to it
+    rounded = isinstance(output, Tensor) and output.is_floating_point() and output.dtype != dtype
+    if step.rule.divides_by_output and rounded:  # shares of its terms would not sum to it
         return replace(call, output=call.apply(*call.inputs))
     return call
 

@@ -35,7 +35,7 @@ from relprop.runner.question import Average
 from relprop.runner.rollup import RollUp
 from relprop.runner.run import Described, Run
 from relprop.runner.run import run as run_of
-from relprop.runner.sweep import Gradients
+from relprop.runner.study import Gradients
 from relprop.runner.values import with_leading_one
 from relprop.targets.start import Start
 from relprop.tracer.facts import describe

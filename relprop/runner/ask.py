@@ -27,11 +27,10 @@ from relprop.opening import check_devices, opened
 from relprop.progress import showing, with_progress
 from relprop.runner.answers import Refused, answers, refusal
 from relprop.runner.conditions import Conditions, Memory
-from relprop.runner.heads import cuts_of
 from relprop.runner.memory import fitted
 from relprop.runner.method import RECOMMENDED
 from relprop.runner.needing import needs_of
-from relprop.runner.needs import Needs
+from relprop.runner.needs import Needs, cuts_of
 from relprop.runner.opposites import Kind, label_signs, sided
 from relprop.runner.question import Question, move_processor_options
 from relprop.runner.recommended import chosen

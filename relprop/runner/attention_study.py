@@ -21,8 +21,7 @@ from relprop.runner.fusion import fused, without_smallest
 from relprop.runner.needs import Needs
 from relprop.runner.rollup import Pairs, RollUp
 from relprop.runner.run import Run
-from relprop.runner.study import Study
-from relprop.runner.sweep import Gradients
+from relprop.runner.study import Gradients, Study
 from relprop.runner.values import (
     LayerValues,
     Matrix,
@@ -55,9 +54,7 @@ class AttentionStudy(Study):
     ) -> None:
         super().__init__(needs, run, target, start, gradients)
         self.mixes_unattended = False  # whether some matrix is not 0 where A is
-        self.whole = tuple(
-            self._at_site(s) for s in needs.chosen if s.contraction not in needs.backward.in_chunks
-        )
+        self.whole = tuple(map(self._at_site, needs.whole))
         self.rollup = RollUp(self.sweep)
         self.streams = self.rollup.streams
 
@@ -194,9 +191,8 @@ class AttentionStudy(Study):
         """The same through each head of one site: by input (batch, heads, tokens)."""
         axes = self.head_axes(values)
         count = math.prod(maps.shape[i] for i in axes)
-        own = (
-            torch.eye(count, dtype=maps.dtype, device=maps.device) * count
-        )  # under a mean of heads
+        # under a mean of heads
+        own = torch.eye(count, dtype=maps.dtype, device=maps.device) * count
         sizes = (maps.shape[i] if i in axes else 1 for i in range(1, maps.dim()))
         apart = maps.unsqueeze(1) * own.reshape(1, count, *sizes)
         found = self.rollup.through({values.site.contraction: (apart, 0)}, count)

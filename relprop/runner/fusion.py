@@ -18,14 +18,6 @@ from relprop.numerics import safe_divide
 Fusion = Callable[[Tensor, Tensor | None], Tensor]
 
 
-def _largest(maps: Tensor, gradient: Tensor | None) -> Tensor:
-    return maps.amax(1, keepdim=True).expand_as(maps)
-
-
-def _smallest(maps: Tensor, gradient: Tensor | None) -> Tensor:
-    return maps.amin(1, keepdim=True).expand_as(maps)
-
-
 def _by_gradient(maps: Tensor, gradient: Tensor | None) -> Tensor:
     """Each head by the mean of its (∂y_t/∂A)⁺, the weights of a sample's heads scaled to a mean of
     1."""
@@ -37,8 +29,8 @@ def _by_gradient(maps: Tensor, gradient: Tensor | None) -> Tensor:
 
 FUSIONS: dict[str, Fusion] = {
     "mean": lambda maps, gradient: maps,
-    "max": _largest,
-    "min": _smallest,
+    "max": lambda maps, gradient: maps.amax(1, keepdim=True).expand_as(maps),
+    "min": lambda maps, gradient: maps.amin(1, keepdim=True).expand_as(maps),
     "gradient": _by_gradient,
 }
 

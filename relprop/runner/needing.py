@@ -17,9 +17,8 @@ from relprop.plan import Plan
 from relprop.rollup import block_input, layer_outputs
 from relprop.rules import RuleSet
 from relprop.rules.presets import gradient_name
-from relprop.runner.heads import Heads, own_readout
 from relprop.runner.method import chosen_layers
-from relprop.runner.needs import ONE_GRADIENT, Backward, Needs, sites_in_chunks
+from relprop.runner.needs import ONE_GRADIENT, Backward, Heads, Needs, own_readout, sites_in_chunks
 from relprop.runner.positions import PositionScores
 from relprop.runner.question import Question
 from relprop.runner.session import Nodes, Session

@@ -148,7 +148,14 @@ class PositionScores:
     def of(cls, session: Session, plan: Plan | None, leaves: Mapping[str, fx.Node]) -> Self:
         """Those of a relevance pass. Raises ``OptionError`` where there are none."""
         if plan is None or not plan.positions:
-            raise _none()
+            raise OptionError(
+                "positions=True: relevance passes no position terms of this model: it adds no "
+                "tensor to its tokens, or to attention's scores, that has their axis, and turns no "
+                "queries and keys",
+                then=[
+                    "leave positions= out: what else absorbs relevance is in e.ledger.absorbed()"
+                ],
+            )
         program, entering = session.program, tuple(plan.positions)
         axes = {name: (leaf, positions(program, leaf)) for name, leaf in leaves.items()}
         pairs = factors_of_scores(program, session.flow)
@@ -200,12 +207,3 @@ def apart(ledger: Ledger, own: Tensor) -> Ledger:
 def _count(study: InputStudy, leaf: fx.Node) -> int:
     sizes = [val(leaf).shape[i] for i in positions(study.program, leaf)]
     return torch.Size(sizes).numel()
-
-
-def _none() -> OptionError:
-    fact = (
-        "positions=True: relevance passes no position terms of this model: it adds no tensor to "
-        "its tokens, or to attention's scores, that has their axis, and turns no queries and keys"
-    )
-    then = ["leave positions= out: what else absorbs relevance is in e.ledger.absorbed()"]
-    return OptionError(fact, then=then)

@@ -29,7 +29,7 @@ from relprop.rollup import (
 from relprop.rules.fields import attended, of_queries, of_values, taken_through
 from relprop.rules.notes import SiteNote
 from relprop.runner.beginning import begun, in_parts, parts_of
-from relprop.runner.sweep import Sweep
+from relprop.runner.study import Sweep
 from relprop.runner.values import Matrix, MatrixRows
 from relprop.tracer.calls import Values, per_sample
 from relprop.tracer.chunked import Chunk

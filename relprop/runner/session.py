@@ -30,7 +30,7 @@ from relprop.operations import Kind, kind
 from relprop.plan import Plan, flowing, make_plan
 from relprop.rollup import RollUpPlan, Stream, rollup_plan
 from relprop.rules import PAPER, PRESETS, RuleSet
-from relprop.rules.ruleset import Entry, named, registered
+from relprop.rules.ruleset import named, registered
 from relprop.runner.conditions import Conditions
 from relprop.targets.inside import nodes_inside, reads_inside
 from relprop.targets.start import Context
@@ -121,17 +121,17 @@ class Session:
 
     def constant_lookups(self) -> tuple[str, ...]:
         """Where the ids of an explained input are looked up but not explained."""
-
-        def make() -> tuple[str, ...]:
-            inputs = dict(zip(self.program.inputs, self.program.placeholders, strict=True))
-            return tuple(
+        inputs = dict(zip(self.program.inputs, self.program.placeholders, strict=True))
+        leaves = self.program.leaves.items()
+        ids = [(name, leaf) for name, leaf in leaves if kind(leaf) is Kind.EMBEDDING]
+        return self.kept(
+            ("constant lookups",),
+            lambda: tuple(
                 f"{name!r} at {place(n)}"
-                for name, leaf in self.program.leaves.items()
-                if kind(leaf) is Kind.EMBEDDING
+                for name, leaf in ids
                 for n in looked_up_elsewhere(inputs[name], leaf)
-            )
-
-        return self.kept(("constant lookups",), make)
+            ),
+        )
 
     def warn_once(self, notices: Iterable[RelpropWarning]) -> None:
         """Warn of what is not as one would expect, each once for a program."""
@@ -149,26 +149,23 @@ class Session:
         return self.program.memo.cache((*key, registered()), make)
 
 
-def _notices_of_untaken(plan: Plan) -> list[RelpropWarning]:
+def _notices_of_untaken(plan: Plan) -> Iterator[RelpropWarning]:
     """Of each rule that ``with_rule`` added, the newest for its key, and no operation takes."""
     taken, added = {id(step.rule) for step in plan.steps}, plan.rules.added
     newest = [e for i, e in enumerate(added) if e.key not in [b.key for b in added[:i]]]
     ignored = [e for e in newest if taken.isdisjoint(map(id, e.rule.alternatives))]
     around = [m for n in plan.program.graph.nodes for m in place(n).modules] if ignored else []
     paths = sorted({path.split("@")[0] for path, _ in around})
-    return [_untaken(entry, paths) for entry in ignored]
-
-
-def _untaken(entry: Entry, paths: list[str]) -> RelpropWarning:
-    near = get_close_matches(str(entry.key), paths) if entry.kind == "path" else []
-    near = [path for path in near if path != entry.key]
-    then = [f"its modules are called like {', '.join(map(repr, near))}"] if near else []
-    then += [entry.rule.named_kinds] if entry.rule.kinds else []
-    return UnusedRuleWarning(
-        f"no operation that relevance passes takes the rule {entry.rule.name!r} that was added "
-        f"for {entry.key!r}",
-        then=[*then, "relprop.check(model, inputs, rules=...) lists the rules that are taken"],
-    )
+    for entry in ignored:
+        near = get_close_matches(str(entry.key), paths) if entry.kind == "path" else []
+        near = [path for path in near if path != entry.key]
+        then = [f"its modules are called like {', '.join(map(repr, near))}"] if near else []
+        then += [entry.rule.named_kinds] if entry.rule.kinds else []
+        yield UnusedRuleWarning(
+            f"no operation that relevance passes takes the rule {entry.rule.name!r} that was added "
+            f"for {entry.key!r}",
+            then=[*then, "relprop.check(model, inputs, rules=...) lists the rules that are taken"],
+        )
 
 
 def _notice_of_generic(plan: Plan) -> Iterator[RelpropWarning]:
