@@ -46,12 +46,10 @@ def gradient_forms(plan: Plan, whole: frozenset[fx.Node]) -> Forms | str:
     """The same for gradients that methods read: what arrives at an attention map is its gradient,
     also where the map is a constant and it goes no further. ``whole``: the contractions of the
     sites at whose maps it is read."""
-
-    def make() -> Forms | str:
-        found = forms_of(plan)
-        return found if isinstance(found, str) else _of_gradient(plan, whole, found)
-
-    return plan.memo.cache(("forms of gradients", whole), make)
+    found = forms_of(plan)
+    if isinstance(found, str):
+        return found
+    return plan.memo.cache(("forms of gradients", whole), lambda: _of_gradient(plan, whole, found))
 
 
 def refuse_undefined(gradient: Tensor | None) -> None:

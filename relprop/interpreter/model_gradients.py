@@ -209,9 +209,7 @@ def gradients_of_batch(
         scalar = torch.stack(mixed).sum()
     if not scalar.requires_grad:
         return None
-    leaves = [given[n] for n in program.leaves]
-    found = torch.autograd.grad(scalar, leaves, allow_unused=True, materialize_grads=True)
-    each = dict(zip(program.leaves, found, strict=True))
+    each = _summed_gradients(scalar, {n: [given[n]] for n in program.leaves})
     return [{n: g[i] for n, g in each.items()} for i in range(some.batch)]
 
 

@@ -25,7 +25,7 @@ from relprop.runner.method import Options
 from relprop.runner.needs import Needs
 from relprop.runner.relevance import Relevance, walked
 from relprop.runner.run import Run
-from relprop.runner.values import not_asked, wide, with_leading_one
+from relprop.runner.values import asked, wide, with_leading_one
 from relprop.targets.start import Start
 from relprop.tracer.calls import Values
 from relprop.tracer.facts import is_batched
@@ -221,8 +221,7 @@ class Study:
 
     def require(self, read: str, *needs: str) -> None:
         """Raises ``OptionError`` where the method reads what it said none of the ``needs`` of."""
-        if self.needs.question.needs.isdisjoint(needs):
-            raise not_asked(needs[0], read)
+        asked(self.needs.question.needs.intersection(needs) or None, needs[0], read)
 
     @property
     def home(self) -> torch.device:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor, fx
 
@@ -22,12 +22,17 @@ if TYPE_CHECKING:
     from relprop.runner.attention_study import AttentionStudy
 
 
-def not_asked(need: str, read: str) -> OptionError:
-    """The refusal of a method that reads what it did not say it needs."""
-    return OptionError(
-        f"a method reads {read}, which was not computed for it",
-        then=[f"relprop.methods.register(..., needs=[{need!r}]), beside its other needs"],
-    )
+T = TypeVar("T")
+
+
+def asked(value: T | None, need: str, read: str) -> T:
+    """A value that a method reads. Raises ``OptionError`` where it did not say that it needs it."""
+    if value is None:
+        raise OptionError(
+            f"a method reads {read}, which was not computed for it",
+            then=[f"relprop.methods.register(..., needs=[{need!r}]), beside its other needs"],
+        )
+    return value
 
 
 @dataclass(frozen=True)
@@ -44,16 +49,12 @@ class SiteValues:
     @property
     def gradient(self) -> Tensor:
         """∂y_t/∂A. Raises ``OptionError`` if it was not asked for."""
-        if self.slope is None:
-            raise not_asked("gradient", "the gradient at an attention map")
-        return self.slope
+        return asked(self.slope, "gradient", "the gradient at an attention map")
 
     @property
     def relevance(self) -> Tensor:
         """Relevance at A. Raises ``OptionError`` if it was not asked for."""
-        if self.arrived is None:
-            raise not_asked("relevance", "the relevance at an attention map")
-        return self.arrived
+        return asked(self.arrived, "relevance", "the relevance at an attention map")
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,7 @@ class LayerValues:
     @property
     def gradient(self) -> Tensor:
         """∂y_t/∂value. Raises ``OptionError`` if it was not asked for."""
-        if self.slope is None:
-            raise not_asked("gradient", "the gradient at a layer's output")
-        return self.slope
+        return asked(self.slope, "gradient", "the gradient at a layer's output")
 
     @property
     def tokens(self) -> int:
