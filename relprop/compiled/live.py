@@ -24,7 +24,7 @@ from relprop.runner.conditions import Conditions
 from relprop.runner.needs import Needs
 from relprop.runner.opposites import sided
 from relprop.runner.run import Part, refuse_nonfinite
-from relprop.targets.start import Context, Target
+from relprop.targets.start import Target
 from relprop.tracer.binding import Inputs
 from relprop.tracer.structure import structure
 
@@ -84,9 +84,7 @@ class Live:
     def element(self, target: Target, sample: int, inputs: Inputs) -> tuple[int, ...]:
         """The one element that a target names in a sample."""
         session = self.needs.session
-        context = Context(
-            session.program, session.model, session.adapter, inputs, _Unread(target), session.rules
-        )
+        context = session.context(inputs, _Unread(target), None)
         (choice,) = target.choose(context, [sample])
         if len(choice.parts) == 1 and choice.parts[0].node is self.node:
             where = choice.parts[0].where

@@ -23,10 +23,9 @@ from relprop.rollup import Stream
 from relprop.runner.answer import Made
 from relprop.runner.conditions import Conditions
 from relprop.runner.describe import described_by, layout_of
-from relprop.runner.heads import Heads
 from relprop.runner.input_study import input_streams
 from relprop.runner.needing import needs_of
-from relprop.runner.needs import Needs
+from relprop.runner.needs import Heads, Needs
 from relprop.runner.question import Question
 from relprop.runner.run import Described, Part, run
 from relprop.runner.session import Session, open_session
@@ -110,9 +109,7 @@ def _needs(session: Session, question: Question, target: object) -> Needs:
     """What the question needs where every attention map is whole, and relevance passes the end of
     the graph like everything else: which positions are read is known to no program."""
     needs = needs_of(session, question, [target], sys.maxsize)
-    backward = needs.backward
-    read = backward.read if backward.plan is None else backward.read | backward.plan.keep
-    return replace(needs, backward=replace(backward, heads=Heads(), read=read))
+    return replace(needs, backward=replace(needs.backward, heads=Heads()))
 
 
 def _output(session: Session, target: object) -> tuple[ModelOutput, Head]:

@@ -20,6 +20,10 @@ from relprop.rules.call import Placed, Split, Total
 from relprop.tracer.calls import HoldsTensors
 
 Key = TypeVar("Key")
+#: Node, path, operation and rule.
+Whose = tuple[str, str, str, str]
+Named = Mapping[str, Tensor]
+Outline = tuple[Whose, tuple[str, ...], tuple[str, ...]]
 TO_INPUTS, UNREAD = "to_inputs", "unread"
 #: How many numbers of one sample are summed together at most.
 TOGETHER = 2**15
@@ -39,13 +43,18 @@ class Account(HoldsTensors):
     absolute: Tensor
     to_inputs: Tensor
     unread: Tensor
-    absorbed: Mapping[str, Tensor] = field(default_factory=dict)
-    lost: Mapping[str, Tensor] = field(default_factory=dict)
+    absorbed: Named = field(default_factory=dict)
+    lost: Named = field(default_factory=dict)
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
+    def key(self) -> Whose:
         """Whose books these are."""
         return self.node, self.path, self.op, self.rule
+
+    @property
+    def columns(self) -> tuple[Tensor, ...]:
+        """The amounts that all books have."""
+        return self.arrived, self.absolute, self.to_inputs, self.unread
 
     @property
     def residual(self) -> Tensor:
@@ -57,27 +66,14 @@ class Account(HoldsTensors):
 
     def with_tensors(self, made: Callable[[Tensor], Tensor]) -> Account:
         """The same books in other tensors."""
-        return Account(
-            *self.key,
-            made(self.arrived),
-            made(self.absolute),
-            made(self.to_inputs),
-            made(self.unread),
-            {name: made(amount) for name, amount in self.absorbed.items()},
-            {name: made(amount) for name, amount in self.lost.items()},
-        )
+        amounts, outline = _amounts(self)
+        return _account(map(made, amounts), outline)
 
     def __add__(self, other: Account) -> Account:
         """The books of both together, of one node and one batch."""
-        return Account(
-            *self.key,
-            self.arrived + other.arrived,
-            self.absolute + other.absolute,
-            self.to_inputs + other.to_inputs,
-            self.unread + other.unread,
-            added(self.absorbed, other.absorbed),
-            added(self.lost, other.lost),
-        )
+        columns = (a + b for a, b in zip(self.columns, other.columns, strict=True))
+        absorbed, lost = added(self.absorbed, other.absorbed), added(self.lost, other.lost)
+        return _books(self.key, columns, absorbed, lost)
 
     def __rmul__(self, factor: float) -> Account:
         """The books of a start ``factor`` times as large."""
@@ -88,60 +84,34 @@ class Account(HoldsTensors):
     def join(parts: Sequence[Account]) -> Account:
         """The books of one node for parts of a batch, one after the other."""
         zeros = [torch.zeros_like(a.arrived) for a in parts]
-        return Account(
-            *parts[0].key,
-            torch.cat([a.arrived for a in parts]),
-            torch.cat([a.absolute for a in parts]),
-            torch.cat([a.to_inputs for a in parts]),
-            torch.cat([a.unread for a in parts]),
-            joined([a.absorbed for a in parts], zeros),
-            joined([a.lost for a in parts], zeros),
-        )
+        columns = (torch.cat(same) for same in zip(*(a.columns for a in parts), strict=True))
+        absorbed = joined([a.absorbed for a in parts], zeros)
+        return _books(parts[0].key, columns, absorbed, joined([a.lost for a in parts], zeros))
 
 
-Outline = tuple[tuple[str, str, str, str], tuple[str, ...], tuple[str, ...]]
+def _books(whose: Whose, columns: Iterable[Tensor], absorbed: Named, lost: Named) -> Account:
+    arrived, absolute, to_inputs, unread = columns
+    return Account(*whose, arrived, absolute, to_inputs, unread, absorbed, lost)
 
 
 def _amounts(a: Account) -> tuple[list[Tensor], Outline]:
     """All amounts of an account side by side, and whose they are."""
-    named = (*a.absorbed.values(), *a.lost.values())
-    own = [a.arrived, a.absolute, a.to_inputs, a.unread, *named]
+    own = [*a.columns, *a.absorbed.values(), *a.lost.values()]
     return own, (a.key, tuple(a.absorbed), tuple(a.lost))
 
 
 def _account(amounts: Iterable[Tensor], outline: Outline) -> Account:
     """The inverse."""
-    key, absorbed, lost = outline
-    arrived, absolute, to_inputs, unread, *named = amounts
-    where = len(absorbed)
-    return Account(
-        *key,
-        arrived,
-        absolute,
-        to_inputs,
-        unread,
-        dict(zip(absorbed, named[:where], strict=True)),
-        dict(zip(lost, named[where:], strict=True)),
-    )
+    whose, *names = outline
+    left = iter(amounts)
+    columns = [next(left) for _ in range(4)]
+    absorbed, lost = (dict(zip(some, left, strict=False)) for some in names)
+    return _books(whose, columns, absorbed, lost)
 
 
 register_pytree_node(Account, _amounts, _account)
-
-
-class _Sums:
-    """Σ and Σ|·| of a tensor, once they have been made."""
-
-    __slots__ = ("absolute", "sum")
-
-    def __init__(self) -> None:
-        self.sum: Tensor | None = None
-        self.absolute: Tensor | None = None
-
-    def both(self) -> tuple[Tensor, Tensor]:
-        """Σ and Σ|·|."""
-        assert self.sum is not None
-        assert self.absolute is not None
-        return self.sum, self.absolute
+#: Σ and Σ|·| of a tensor; nothing until they have been made.
+_Sums = list[Tensor]
 
 
 @dataclass(frozen=True)
@@ -151,7 +121,7 @@ class _Entry:
     step: Step
     arrived: Sequence[_Sums]
     shares: Sequence[tuple[int, _Sums | Total]]
-    lost: Mapping[str, Tensor]
+    lost: Named
 
 
 class LedgerBuilder:
@@ -184,7 +154,7 @@ class LedgerBuilder:
         """Each step's account, and the sums where relevance ended."""
         for same in self._waiting.values():
             _sum_up(same)
-        ended = {node: sums.both()[0] for node, sums in self._ends.items()}
+        ended = {node: sums[0] for node, sums in self._ends.items()}
         nothing = dict[torch.device, Tensor]()
         return [_account_of(entry, nothing) for entry in self._entries], ended
 
@@ -206,23 +176,23 @@ def _sum_up(same: Sequence[tuple[Tensor, _Sums]]) -> None:
     """The sums of tensors of one shape."""
     if len(same) == 1:
         x, sums = same[0]
-        sums.sum, sums.absolute = total(x), total(x.abs())
+        sums += [total(x), total(x.abs())]
         return
     x = torch.stack([x for x, _ in same])
     made = zip(totals(x).unbind(), totals(x.abs()).unbind(), strict=True)
     for (_, sums), both in zip(same, made, strict=True):
-        sums.sum, sums.absolute = both
+        sums += both
 
 
 def _account_of(entry: _Entry, nothing: dict[torch.device, Tensor]) -> Account:
     """One step's books. ``nothing``: zeros, by device."""
     step = entry.step
-    came, magnitude = _added([sums.both() for sums in entry.arrived])
-    handed = [sums.both() for _, sums in entry.shares if isinstance(sums, _Sums)]
+    came, magnitude = _added(entry.arrived)
+    handed = [sums for _, sums in entry.shares if not isinstance(sums, Total)]
     flowed: dict[str, Tensor] = {}
     absorbed: dict[str, Tensor] = {}
     for i, sums in entry.shares:
-        amount = sums.value if isinstance(sums, Total) else sums.both()[0]
+        amount = sums.value if isinstance(sums, Total) else sums[0]
         activation = step.roles[i] == "activation"
         to = flowed if activation else absorbed
         name = step.names[i] if not activation else TO_INPUTS if step.needed[i] else UNREAD
@@ -243,12 +213,9 @@ def _account_of(entry: _Entry, nothing: dict[torch.device, Tensor]) -> Account:
     )
 
 
-def _added(amounts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def _added(amounts: Sequence[_Sums]) -> _Sums:
     """Σ and Σ|·| of several tensors together."""
-    if len(amounts) == 1:
-        return amounts[0]
-    sums, magnitudes = zip(*amounts, strict=True)
-    return sum(sums[1:], sums[0]), sum(magnitudes[1:], magnitudes[0])
+    return [sum(same[1:], same[0]) for same in zip(*amounts, strict=True)]
 
 
 def added(a: Mapping[Key, Tensor], b: Mapping[Key, Tensor]) -> dict[Key, Tensor]:

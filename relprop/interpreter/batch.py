@@ -11,10 +11,11 @@ from functools import partial
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
 from relprop.interpreter.forward import detached
 from relprop.interpreter.walk import Pending, Walk, apply, join, read_by, walk
+from relprop.operations import Value
 from relprop.plan import Plan
 from relprop.rules.call import Placed, sum_of, whole
 from relprop.tracer.calls import Values, per_sample
@@ -27,18 +28,6 @@ Hook = Callable[[Tensor], Tensor | None]
 #: What becomes of all that has arrived at a node, batch first, where these are the values: a walk,
 #: and what it leaves for nodes further on.
 Passage = Callable[[Tensor, Values], tuple[Walk, Pending]]
-
-__all__ = [
-    "Hook",
-    "Passage",
-    "Passing",
-    "Walk",
-    "abreast",
-    "pending_at",
-    "propagate",
-    "shares_at",
-    "shares_of",
-]
 
 
 @dataclass
@@ -59,10 +48,7 @@ class Passing:
 
     def through(self, nodes: Iterable[fx.Node], values: Values) -> Walk:
         """Take it on through some nodes, the plan's next ones; gives what is handed out there."""
-        whole = Walk()
-        for first, *others in _sections(nodes, self.hooks, self.passages):
-            whole += self._section(first, others, values)
-        return whole
+        return abreast([self], nodes, values)[0]
 
     def _section(self, first: fx.Node, others: list[fx.Node], values: Values) -> Walk:
         """The same through nodes between two hooks or passages."""
@@ -90,11 +76,7 @@ def _joined(plan: Plan, node: fx.Node, values: Values, parts: list[Tensor]) -> T
     if len(parts) < 2 or plan.rules.fan_out is None:
         return join(plan, node, values, parts)
     own = {node: values[node]} if node in values else {}
-
-    def one_sample(given: Values, arrived: list[Tensor]) -> Tensor | None:
-        return join(plan, node, given, arrived)
-
-    return per_sample(one_sample, own, parts)  # type: ignore[no-any-return]
+    return per_sample(partial(join, plan, node), own, parts)  # type: ignore[no-any-return]
 
 
 def abreast(
@@ -103,13 +85,13 @@ def abreast(
     values: Values,
     fleeting: Collection[fx.Node] = (),
 ) -> list[Walk]:
-    """Take several passings of one plan, without hooks, on through some nodes side by side, where
-    none of them has a passage; gives the walk of each. What is ``fleeting`` of the values is taken
-    out of them once it has been read for the last time."""
+    """Take several passings of one plan, or one with hooks, on through some nodes side by side,
+    where none of them has a passage; gives the walk of each. What is ``fleeting`` of the values is
+    taken out of them once it has been read for the last time."""
     whole, nodes = [Walk() for _ in passings], list(nodes)
     pieces = nodes[:: max(1, len(nodes) // PIECES)] if fleeting else ()
     passages = {node for passing in passings for node in passing.passages}
-    sections = _sections(nodes, pieces, passages)
+    sections = _sections(nodes, {*pieces, *passings[0].hooks}, passages)
     gone = _read_last(passings[0].plan, sections, fleeting)
     for (first, *others), over in zip(sections, gone, strict=True):
         if first in passages:
@@ -129,7 +111,8 @@ def _alike_together(
     """One section of all of them, those side by side whose relevance is at the same places."""
     alike: dict[object, list[int]] = {}
     for i, passing in enumerate(passings):
-        alike.setdefault(_outline(passing.pending), []).append(i)
+        where = ((edge, *(p.shape for p in parts)) for edge, parts in passing.pending.items())
+        alike.setdefault(tuple(where), []).append(i)
     for same in alike.values():
         yield from zip(same, _together([passings[i] for i in same], nodes, values), strict=True)
 
@@ -146,45 +129,25 @@ def _read_last(
     return found[::-1] if fleeting else [set() for _ in sections]
 
 
-def _outline(pending: Pending) -> tuple[object, ...]:
-    """Where relevance is, and in which shapes."""
-    return tuple((edge, *(p.shape for p in parts)) for edge, parts in pending.items())
-
-
 def _together(passings: Sequence[Passing], nodes: list[fx.Node], values: Values) -> list[Walk]:
     """One section of passings whose relevance is at the same places."""
     one = passings[0]
     if len(passings) == 1:
         return [one._section(nodes[0], nodes[1:], values)]
-    stacked = {
-        edge: [
-            torch.stack(same, 1) for same in zip(*(p.pending[edge] for p in passings), strict=True)
-        ]
-        for edge in one.pending
-    }
+    stacked = tree_map(lambda *same: torch.stack(same, 1), *(p.pending for p in passings))
     made = _walk_section(one.plan, nodes, values, stacked, one.extras, one.account, several=True)
     walks = list[Walk]()
     for i, passing in enumerate(passings):
-        done, passing.pending = tree_map_only(Tensor, partial(_of_walk, i), made)
+        done, passing.pending = tree_map_only(Tensor, partial(torch.select, dim=1, index=i), made)
         walks.append(done)
     return walks
 
 
-def _of_walk(i: int, t: Tensor) -> Tensor:
-    return t[:, i]
-
-
 def propagate(
-    plan: Plan,
-    values: Values,
-    starts: Mapping[fx.Node, Tensor],
-    *,
-    account: bool = True,
-    hooks: Mapping[fx.Node, Hook] | None = None,
+    plan: Plan, values: Values, starts: Mapping[fx.Node, Tensor], *, account: bool = True
 ) -> Walk:
     """Relevance ``starts`` (at each start node: batch, *its shape) down through every step."""
-    passing = Passing(plan, pending_at(starts), {}, account, hooks or {})
-    return passing.through(plan.order, values)
+    return Passing(plan, pending_at(starts), account=account).through(plan.order, values)
 
 
 def pending_at(starts: Mapping[fx.Node, Tensor]) -> Pending:
@@ -222,35 +185,44 @@ def _walk_section(
     if not pending:
         return Walk(), {}
     read = plan.read_at(nodes)
-    batched = {n: v for n, v in values.items() if n in read and is_batched(n)}
-    fixed = {n: v for n, v in values.items() if n in read and n not in batched}
+    known = {n: v for n, v in values.items() if n in read}
     attached = {n: e for n, e in extras.items() if n in plan.step_at and n in set(nodes)}
 
     def one_sample(
-        arrived: Pending, given: Values, added: Mapping[fx.Node, Tensor]
+        given: Values, arrived: Pending, added: Mapping[fx.Node, Tensor]
     ) -> tuple[Walk, Pending]:
         def one_walk(arrived: Pending) -> tuple[Walk, Pending]:
             left = {edge: list(parts) for edge, parts in arrived.items()}
-            return walk(plan, nodes, fixed | given, left, added, account), left
+            return walk(plan, nodes, given, left, added, account), left
 
         return torch.func.vmap(one_walk)(arrived) if several else one_walk(arrived)  # type: ignore[no-any-return]
 
-    return per_sample(one_sample, pending, batched, attached)  # type: ignore[no-any-return]
+    return of_each_sample(one_sample, known, pending, attached)  # type: ignore[no-any-return]
+
+
+def of_each_sample(function: Callable[..., Value], values: Values, *batches: Value) -> Value:
+    """``function(values, *batches)`` of every sample: its own part of the batches and of the values
+    that have one, and whole what is the same for all."""
+    batched = {n: v for n, v in values.items() if is_batched(n)}
+    fixed = {n: v for n, v in values.items() if n not in batched}
+
+    def one_sample(own: Values, *rest: Value) -> Value:
+        return function(fixed | own, *rest)
+
+    return per_sample(one_sample, batched, *batches)
 
 
 def shares_at(plan: Plan, values: Values, node: fx.Node, relevance: Tensor) -> Mapping[int, Tensor]:
     """Σ of what each operand of ``node`` is given of ``relevance`` (batch first), by its position,
     (batch,)."""
-    read = plan.read_at([node])
-    batched = {n: v for n, v in values.items() if n in read and is_batched(n)}
-    fixed = {n: v for n, v in values.items() if n in read and n not in batched}
+    step, read = plan.step_at[node], plan.read_at([node])
 
-    def one_sample(arrived: Tensor, given: Values) -> dict[int, Tensor]:
-        step = plan.step_at[node]
-        shares = apply(step, arrived, read_by(plan, step, fixed | given, {}), None).shares
+    def one_sample(given: Values, arrived: Tensor) -> dict[int, Tensor]:
+        shares = apply(step, arrived, read_by(plan, step, given, {}), None).shares
         return {i: sum_of(share) for i, share in enumerate(shares) if share is not None}
 
-    return per_sample(one_sample, relevance, batched)  # type: ignore[no-any-return]
+    known = {n: v for n, v in values.items() if n in read}
+    return of_each_sample(one_sample, known, relevance)  # type: ignore[no-any-return]
 
 
 def shares_of(
@@ -259,17 +231,13 @@ def shares_of(
     """What some operands of ``node`` are given together of ``relevance`` (batch first), element by
     element of the node's own value, whatever was broadcast to it."""
     step, shape = plan.step_at[node], val(node).shape
-    read = {n: detached(v) for n, v in values.items()}
-    batched = {n: v for n, v in read.items() if is_batched(n)}
-    fixed = {n: v for n, v in read.items() if n not in batched}
 
-    def one_sample(arrived: Tensor, given: Values) -> Tensor:
-        known = fixed | given
-        wide = {o: known[o].expand(shape) for o in operands}
-        shares = apply(step, arrived, known | wide, None).shares
+    def one_sample(given: Values, arrived: Tensor) -> Tensor:
+        wide = {o: given[o].expand(shape) for o in operands}
+        shares = apply(step, arrived, given | wide, None).shares
         found = [s for s, o in zip(shares, step.operands, strict=True) if o in operands]
         parts = [whole(part) for part in found if isinstance(part, (Tensor, Placed))]
         return sum(parts[1:], parts[0])
 
-    made: Tensor = per_sample(one_sample, relevance, batched)
-    return made
+    known = {n: detached(v) for n, v in values.items()}
+    return of_each_sample(one_sample, known, relevance)  # type: ignore[no-any-return]

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
+from operator import add
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import register_pytree_node
+from torch.utils._pytree import register_dataclass, tree_map
 
 from relprop.interpreter.walk import Pending, Walk, call_of, walk
 from relprop.numerics import total
@@ -30,12 +31,10 @@ from relprop.tracer.queries import Attention
 def refusing_step(plan: Plan, attention: Attention) -> Step | None:
     """A step between a site's scores and its result whose rule does not split parts, Lemma 2's sums
     aside; ``None`` if relevance can pass the site in parts."""
-    inside = (plan.step_at[n] for n in attention.nodes if n in plan.step_at)
-    return next((s for s in inside if s.inner or not _in_parts(s)), None)
-
-
-def _in_parts(step: Step) -> bool:
-    return step.rule.splits_parts or step.rule.balancing is not None
+    for step in (plan.step_at[n] for n in attention.nodes if n in plan.step_at):
+        if step.inner or not (step.rule.splits_parts or step.rule.balancing is not None):
+            return step
+    return None
 
 
 @dataclass(frozen=True)
@@ -45,17 +44,8 @@ class Lemma2:
     arrived: Tensor
     sums: tuple[Tensor, ...]
 
-    def __add__(self, other: Lemma2) -> Lemma2:
-        """The sums over the rows of both."""
-        both = zip(self.sums, other.sums, strict=True)
-        return Lemma2(self.arrived + other.arrived, tuple(a + b for a, b in both))
 
-
-register_pytree_node(
-    Lemma2,
-    lambda known: ([known.arrived, known.sums], None),
-    lambda children, _: Lemma2(*children),
-)
+register_dataclass(Lemma2)
 Balances = Mapping[fx.Node, Lemma2]
 
 
@@ -69,36 +59,14 @@ class Crossing:
     nodes: tuple[fx.Node, ...]
 
     @classmethod
-    def through(cls, plan: Plan, attention: Attention) -> Crossing:
-        """From the result to everything that enters."""
-        steps = tuple(s for s in plan.steps if s.node in set(attention.nodes))
-        own = replace(plan, steps=steps, wanted=frozenset())
-        return cls(own, attention, attention.nodes[::-1])
-
-    @classmethod
-    def to_map(cls, plan: Plan, attention: Attention) -> Crossing:
-        """From the result to the attention map, where relevance is handed out."""
-        end = attention.site.attention
-        below = depending(attention.nodes, {end}) - {end}
-        steps = tuple(s for s in plan.steps if s.node in below)
-        own = replace(plan, steps=steps, wanted=frozenset({end}))
-        return cls(own, attention, tuple(n for n in attention.nodes[::-1] if n in below | {end}))
-
-    def parts(
-        self, by: Chunked, arrived: Tensor, known: Balances
-    ) -> Iterator[tuple[Chunk, tuple[Walk, Pending]]]:
-        """For each chunk that relevance reaches, the walk through it, and what that leaves for what
-        is outside. ``arrived``: the relevance of the contraction, batch first."""
-
-        def through(
-            inside: Values, relevance: Tensor, known: Balances, chunk: Chunk
-        ) -> tuple[Walk, Pending]:
-            left: Pending = {(self.attention.site.contraction, 0): [relevance]}
-            plan = self._sized(chunk.size, known, account=chunk == reached[0])
-            return walk(plan, self.nodes, inside, left, {}, True), left
-
-        reached = _reached(by, arrived)
-        return by.each(through, arrived, known, reached.__contains__)
+    def to(cls, end: fx.Node | None, plan: Plan, attention: Attention) -> Crossing:
+        """From the result to everything that enters, or to the attention map, the ``end``, where
+        relevance is then handed out."""
+        below, wanted = {*attention.nodes}, frozenset[fx.Node]()
+        if end is not None:
+            below, wanted = depending(attention.nodes, {end}) - {end}, frozenset({end})
+        own = replace(plan, steps=tuple(s for s in plan.steps if s.node in below), wanted=wanted)
+        return cls(own, attention, tuple(n for n in attention.nodes[::-1] if n in below | wanted))
 
     def balances(self, by: Chunked, arrived: Tensor) -> Balances:
         """The sums that Lemma 2 takes over all rows, of one step after the other: what arrives at
@@ -126,7 +94,7 @@ class Crossing:
 
         reached = _reached(by, arrived).__contains__
         found: list[Lemma2] = [made for _, made in by.each(sums, arrived, known, reached)]
-        return reduce(Lemma2.__add__, found)
+        return reduce(partial(tree_map, add), found)
 
     def at(
         self, node: fx.Node, inside: Values, arrived: Tensor, count: int, known: Balances
@@ -139,12 +107,21 @@ class Crossing:
         return torch.zeros_like(inside[node]) if found is None else found
 
     def whole(self, values: Values, arrived: Tensor) -> tuple[Walk, Pending]:
-        """All chunks: the walk as if it had been one, and what it leaves for what is outside."""
+        """All chunks that relevance reaches: the walk as if it had been one, and what it leaves for
+        what is outside. ``arrived``: the relevance of the contraction, batch first."""
         by = chunked(self.attention, values, self.plan.program.dtype)
-        walks = Walk()
+        reached, known, walks = _reached(by, arrived), self.balances(by, arrived), Walk()
+
+        def through(
+            inside: Values, relevance: Tensor, known: Balances, chunk: Chunk
+        ) -> tuple[Walk, Pending]:
+            left: Pending = {(self.attention.site.contraction, 0): [relevance]}
+            plan = self._sized(chunk.size, known, account=chunk == reached[0])
+            return walk(plan, self.nodes, inside, left, {}, True), left
+
         rows: dict[tuple[Edge, int], dict[Chunk, Tensor]] = {}
         sums: dict[tuple[Edge, int], Tensor] = {}
-        for chunk, (done, left) in self.parts(by, arrived, self.balances(by, arrived)):
+        for chunk, (done, left) in by.each(through, arrived, known, reached.__contains__):
             walks += done
             for edge, i, part in ((e, i, p) for e, ps in left.items() for i, p in enumerate(ps)):
                 if edge[0] in self.attention.axes:
@@ -214,28 +191,19 @@ def _joined(parts: Mapping[Chunk, Tensor], axis: int, by: Chunked) -> Tensor:
     return torch.cat([parts[c] if c in parts else none(c) for c in by.chunks()], axis)
 
 
-@dataclass(frozen=True)
-class MapRows:
-    """What is found at some rows of one attention map, batch first; ``None`` if not asked for."""
-
-    chunk: Chunk
-    attention: Tensor
-    gradient: Tensor | None
-    relevance: Tensor | None
-
-
 def map_rows(
     by: Chunked,
     wanted: Callable[[Chunk], bool],
     gradient: Tensor | None = None,
     relevance: tuple[Plan, Tensor] | None = None,
-) -> Iterator[MapRows]:
-    """A site's map, chunk by chunk; of those chunks alone that are ``wanted``. ``gradient``: ∂y_t/∂
-    of the site's result, batch first; ``relevance``: what arrived there, and by which plan."""
-    crossing = None if relevance is None else Crossing.to_map(relevance[0], by.attention)
+) -> Iterator[tuple[Chunk, dict[str, Tensor]]]:
+    """A site's map, chunk by chunk; of those chunks alone that are ``wanted``: what is found at its
+    rows, batch first, by name. ``gradient``: ∂y_t/∂ of the site's result, batch first;
+    ``relevance``: what arrived there, and by which plan; if these are asked for."""
+    end = by.attention.site.attention
+    crossing = None if relevance is None else Crossing.to(end, relevance[0], by.attention)
     arrived = {"gradient": gradient, "relevance": None if relevance is None else relevance[1]}
     along = {k: t for k, t in arrived.items() if t is not None}
-    end = by.attention.site.attention
 
     def rows(
         inside: Values, here: Mapping[str, Tensor], _: Value, chunk: Chunk
@@ -247,8 +215,7 @@ def map_rows(
             found["relevance"] = crossing.at(end, inside, here["relevance"], chunk.size, {})
         return found
 
-    for chunk, found in by.each(rows, along, wanted=wanted):
-        yield MapRows(chunk, found["attention"], found.get("gradient"), found.get("relevance"))
+    return by.each(rows, along, wanted=wanted)
 
 
 def _gradient_at_map(by: Chunked, inside: Values, gradient: Tensor, count: int) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 from relprop.interpreter.crossing import refusing_step
 from relprop.numerics import at_least_float32, is_finite
 from relprop.operations import MOVES, Kind, Value, kind
@@ -46,12 +46,10 @@ def gradient_forms(plan: Plan, whole: frozenset[fx.Node]) -> Forms | str:
     """The same for gradients that methods read: what arrives at an attention map is its gradient,
     also where the map is a constant and it goes no further. ``whole``: the contractions of the
     sites at whose maps it is read."""
-
-    def make() -> Forms | str:
-        found = forms_of(plan)
-        return found if isinstance(found, str) else _of_gradient(plan, whole, found)
-
-    return plan.memo.cache(("forms of gradients", whole), make)
+    found = forms_of(plan)
+    if isinstance(found, str):
+        return found
+    return plan.memo.cache(("forms of gradients", whole), lambda: _of_gradient(plan, whole, found))
 
 
 def refuse_undefined(gradient: Tensor | None) -> None:
@@ -59,7 +57,7 @@ def refuse_undefined(gradient: Tensor | None) -> None:
     if gradient is not None and not is_finite(gradient):
         fact = "the balanced gradient is no finite number: a function that is not 0 at 0 is "
         then = ["gradient='model'", "precision='float64' if numbers overflow"]
-        raise OptionError(message(f"{fact}given a 0, or numbers overflow", then=then))
+        raise OptionError(f"{fact}given a 0, or numbers overflow", then=then)
 
 
 def _of_gradient(plan: Plan, whole: frozenset[fx.Node], found: Forms) -> Forms:

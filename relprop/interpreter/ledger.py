@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from relprop.errors import counted
-from relprop.interpreter.accounts import Account, added, added_accounts, joined
+from relprop.interpreter.accounts import Account, Whose, added, added_accounts, joined
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,8 @@ class Ledger:
     def worst(self) -> float:
         """The largest |residual|/Σ|R| of any node and sample: the books balance if it is below
         1e-5."""
-        tiny = (
-            torch.finfo(torch.float64).tiny
-            if self.started.dtype == torch.float64
-            else torch.finfo(torch.float32).tiny
-        )
+        wide = self.started.dtype == torch.float64
+        tiny = torch.finfo(torch.float64 if wide else torch.float32).tiny
         ratios = [(a.residual.abs() / a.absolute.clamp(min=tiny)).max() for a in self.accounts]
         return float(torch.stack(ratios).max()) if ratios else 0.0
 
@@ -100,7 +97,7 @@ def join_ledgers(parts: list[Ledger]) -> Ledger:
     keyed = [{a.key: a for a in part.accounts} for part in parts]
     zeros = [_zero_like(part.started) for part in parts]
 
-    def of_node(key: tuple[str, str, str, str]) -> Account:
+    def of_node(key: Whose) -> Account:
         empty = (Account(*key, zero, zero, zero, zero) for zero in zeros)
         return Account.join([own.get(key, e) for own, e in zip(keyed, empty, strict=True)])
 

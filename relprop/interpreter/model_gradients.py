@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
@@ -132,12 +133,10 @@ def model_gradients(
     embeddings, batch first, of that sample."""
     own = ModelGradients()
     direct = {n for n, leaf in program.leaves.items() if leaf.op == "placeholder"}
-    given = {
-        name: t.detach().clone().requires_grad_() if name in direct else t
-        for name, t in zip(one.names, one.tensors, strict=True)
-    }
     watch = _Watch({n: v for n, v in at.items() if n not in direct}, own)
-    outputs = _outputs_of(model, one, given, direct, (watch, own))
+    outputs = list[Tensor]()
+    with _refusing(own):
+        given, outputs = _attached_run(model, one, direct, watch)
     if not outputs:
         return own
     with torch.enable_grad():
@@ -158,28 +157,19 @@ def model_gradients(
     return own
 
 
-def _outputs_of(
-    model: nn.Module,
-    one: Inputs,
-    given: Mapping[str, Tensor],
-    direct: set[str],
-    watching: tuple[_Watch, ModelGradients],
-) -> list[Tensor]:
-    """The model's outputs, attached to autograd, as its own code runs; nothing where it cannot."""
-    watch, own = watching
-    outputs: list[Tensor] = []
-    with (
-        _refusing(own),
-        undisturbed(model),
-        as_python(model),
-        taken_back(model),
-        torch.enable_grad(),
-        watch,
-    ):
+def _attached_run(
+    model: nn.Module, inputs: Inputs, direct: Collection[str], watch: AbstractContextManager[object]
+) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """The inputs by name, those of ``direct`` as leaves of autograd, and the model's outputs, as
+    its own code runs under ``watch``."""
+    given = {
+        name: t.detach().clone().requires_grad_() if name in direct else t
+        for name, t in zip(inputs.names, inputs.tensors, strict=True)
+    }
+    with undisturbed(model), as_python(model), taken_back(model), torch.enable_grad(), watch:
         tensors = (t.clone() if n in direct else t for n, t in given.items())
-        args, kwargs = one.rebuild(tuple(tensors))
-        outputs = flatten_output(model(*args, **kwargs))[0]
-    return outputs
+        args, kwargs = inputs.rebuild(tuple(tensors))
+        return given, flatten_output(model(*args, **kwargs))[0]
 
 
 def _summed_gradients(scalar: Tensor, leaves: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
@@ -212,33 +202,14 @@ def gradients_of_batch(
     where an explained input is none of the model's numbers."""
     if any(leaf.op != "placeholder" for leaf in program.leaves.values()):
         return None
-    given = {
-        name: t.detach().clone().requires_grad_() if name in program.leaves else t
-        for name, t in zip(some.names, some.tensors, strict=True)
-    }
-    with (
-        undisturbed(model),
-        as_python(model),
-        taken_back(model),
-        torch.enable_grad(),
-    ):
-        args, kwargs = some.rebuild(
-            tuple(t.clone() if n in program.leaves else t for n, t in given.items())
-        )
-        outputs = flatten_output(model(*args, **kwargs))[0]
-        scalar = torch.stack(
-            [
-                mixtures(outputs[program.output_nodes.index(n)][None, i])
-                for n in nodes
-                for i in range(some.batch)
-            ]
-        ).sum()
-        if not scalar.requires_grad:
-            return None
-        found = torch.autograd.grad(
-            scalar, [given[n] for n in program.leaves], allow_unused=True, materialize_grads=True
-        )
-    each = dict(zip(program.leaves, found, strict=True))
+    given, outputs = _attached_run(model, some, program.leaves, contextlib.nullcontext())
+    with torch.enable_grad():
+        own = [outputs[program.output_nodes.index(n)] for n in nodes]
+        mixed = [mixtures(value[None, i]) for value in own for i in range(some.batch)]
+        scalar = torch.stack(mixed).sum()
+    if not scalar.requires_grad:
+        return None
+    each = _summed_gradients(scalar, {n: [given[n]] for n in program.leaves})
     return [{n: g[i] for n, g in each.items()} for i in range(some.batch)]
 
 

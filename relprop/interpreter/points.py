@@ -44,7 +44,7 @@ class Points:
         zeros = torch.zeros(self.shape[0], dtype=numbers.dtype, device=numbers.device)
         return zeros.index_add(0, self.index[0], numbers)
 
-    def times(self, values: Tensor) -> Points:
+    def times(self, values: Tensor | float) -> Points:
         """These numbers, each times another."""
         return replace(self, numbers=self.numbers * values)
 
@@ -56,12 +56,9 @@ class Points:
 
     def joined(self, other: Points) -> Points:
         """Two of these as the roll-up starts: numbers add, and what either marks is marked."""
-        both = torch.stack([torch.cat(axis) for axis in zip(self.index, other.index, strict=True)])
-        index, place = torch.unique(both, dim=1, return_inverse=True)
-        numbers = self.numbers.new_zeros(2, index.shape[1])
-        numbers.index_add_(1, place, torch.cat([self.numbers, other.numbers], 1))
-        numbers[1].clamp_(max=1)
-        return replace(self, index=index.unbind(0), numbers=numbers)
+        found = _gathered([self, other])
+        found.numbers[1].clamp_(max=1)
+        return found
 
     def gathered(self) -> tuple[Cut, tuple[Tensor, ...], Tensor]:
         """Which places of one sample's axes any of them is at; where each then is among these; and
@@ -125,15 +122,19 @@ def whole(seed: Seed) -> Tensor:
 
 def added(parts: Sequence[tuple[float, Seed]]) -> Seed:
     """The sum of several, each times a factor."""
-    few = [(factor, seed) for factor, seed in parts if isinstance(seed, Points)]
+    few = [seed.times(factor) for factor, seed in parts if isinstance(seed, Points)]
     if len(few) < len(parts):
         return sum((f * whole(s) for f, s in parts[1:]), parts[0][0] * whole(parts[0][1]))
-    first = few[0][1]
-    both = torch.stack([torch.cat(axis) for axis in zip(*(s.index for _, s in few), strict=True)])
+    return _gathered(few)
+
+
+def _gathered(parts: Sequence[Points]) -> Points:
+    """The sum of several of one tensor, each place once."""
+    both = torch.stack([torch.cat(axis) for axis in zip(*(p.index for p in parts), strict=True)])
     index, place = torch.unique(both, dim=1, return_inverse=True)
-    numbers = first.numbers.new_zeros(index.shape[1])
-    numbers.index_add_(0, place, torch.cat([f * s.numbers for f, s in few]))
-    return replace(first, index=index.unbind(0), numbers=numbers)
+    numbers = torch.cat([p.numbers for p in parts], -1)
+    sums = numbers.new_zeros(*numbers.shape[:-1], index.shape[1]).index_add_(-1, place, numbers)
+    return replace(parts[0], index=index.unbind(0), numbers=sums)
 
 
 def behind(seed: Seed, channels: int) -> Seed:

@@ -11,16 +11,16 @@ from functools import cached_property
 import torch
 from torch import Tensor, fx
 
-from relprop.interpreter.batch import Passage
+from relprop.interpreter.batch import Passage, of_each_sample
 from relprop.interpreter.points import Points, Seed, whole
 from relprop.interpreter.walk import Pending, Walk, walk
 from relprop.numerics import at_least_float32
 from relprop.operations import Args, Kwargs, Value
 from relprop.plan import Plan, Step
 from relprop.rules.notes import FieldNote
-from relprop.tracer.calls import Values, per_sample
+from relprop.tracer.calls import Values
 from relprop.tracer.editing import val
-from relprop.tracer.facts import is_batched, is_floating
+from relprop.tracer.facts import is_floating
 from relprop.tracer.forms import PLAIN, Forms
 from relprop.tracer.readout import (
     Cut,
@@ -60,12 +60,10 @@ class Reading:
     @property
     def entering(self) -> frozenset[fx.Node]:
         """What must be kept of what is outside."""
-        read = {o for s in self.plan.steps if self._reads(s) for o in s.operands}
+        steps = (s for s in self.plan.steps if s.node in self.made or "inputs" in s.rule.reads)
+        read = {o for s in steps for o in s.operands}
         masks = {o for o in self.readout.extra if not is_floating(o)}
         return frozenset(read | masks).difference(self.readout.nodes)
-
-    def _reads(self, step: Step) -> bool:
-        return step.node in self.made or "inputs" in step.rule.reads
 
     def begun(self, seed: Points, *, account: bool) -> tuple[Tensor, Passage]:
         """What starts at the output in place of a ``seed``, and how that passes."""
@@ -76,15 +74,13 @@ class Reading:
 
         def passage(arrived: Tensor, values: Values) -> tuple[Walk, Pending]:
             own = {n: taken(n, values[n], cuts[n]) for n in self.entering}
-            batched = {n: v for n, v in own.items() if is_batched(n)}
-            fixed = {n: v for n, v in own.items() if n not in batched}
 
-            def one_sample(relevance: Tensor, given: Values) -> tuple[Walk, Pending]:
-                inside = self._inside(fixed | given, cuts, relevance)
+            def one_sample(given: Values, relevance: Tensor) -> tuple[Walk, Pending]:
+                inside = self._inside(given, cuts, relevance)
                 left: Pending = {(self.readout.nodes[0], 0): [relevance]}
                 return walk(plan, self.readout.nodes, inside, left, {}, account), left
 
-            done, left = per_sample(one_sample, arrived, batched)
+            done, left = of_each_sample(one_sample, own, arrived)
             back = (put_back(below, part, cuts[below]) for parts in left.values() for part in parts)
             return done, {(below, 0): list(back)}
 
@@ -143,12 +139,9 @@ def _reading_of(plan: Plan, output: fx.Node, hooks: Collection[fx.Node]) -> Read
             return None
         steps.append(step)
     found = Reading(replace(plan, steps=tuple(steps), wanted=frozenset()), readout)
-    made_whole = not found.made or replace(readout, nodes=_between(found)).can_be_made
+    between = tuple(n for n in readout.nodes if n in found.made)
+    made_whole = not between or replace(readout, nodes=between).can_be_made
     return found if made_whole else None
-
-
-def _between(reading: Reading) -> tuple[fx.Node, ...]:
-    return tuple(n for n in reading.readout.nodes if n in reading.made)
 
 
 def _passes(step: Step, source: fx.Node) -> bool:
@@ -174,29 +167,15 @@ def begun(
     return starts, passages
 
 
-def read_again(
-    readout: Readout,
-    values: Values,
-    seed: Points,
-    dtype: torch.dtype | None,
-    forms: Forms = PLAIN,
-) -> Tensor:
-    """The elements of an output at which a ``seed`` is, made anew of what is read, by ``forms``:
-    attached to autograd where that is."""
-    cut, inside, _ = seed.gathered()
-    return made_at(readout, values, cut, dtype, forms)[inside].to(seed.numbers.dtype)
-
-
 def made_at(
     readout: Readout, values: Values, cut: Cut, dtype: torch.dtype | None, forms: Forms = PLAIN
 ) -> Tensor:
-    """A part of an output, batch first, made of what is read for it alone."""
+    """A part of an output, batch first, made anew of what is read for it alone, by ``forms``:
+    attached to autograd where that is."""
     cuts = readout.cuts(cut)
     own = {n: taken(n, values[n], cuts[n]) for n in (readout.below, *readout.extra)}
-    batched = {n: v for n, v in own.items() if is_batched(n)}
 
-    def one_sample(given: Values) -> Tensor:
-        known = own | given
+    def one_sample(known: Values) -> Tensor:
         for node in readout.nodes[::-1]:
             if node in forms.made:
                 known[node] = forms.call(node, known, dtype)
@@ -205,5 +184,4 @@ def made_at(
         made: Tensor = known[readout.nodes[0]]
         return made
 
-    found: Tensor = per_sample(one_sample, batched)
-    return found
+    return of_each_sample(one_sample, own)  # type: ignore[no-any-return]

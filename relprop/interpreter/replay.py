@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from relprop.tracer.calls import Values, call_node, per_sample
+from relprop.interpreter.batch import of_each_sample
+from relprop.tracer.calls import Values, call_node
 from relprop.tracer.editing import tensor_inputs
-from relprop.tracer.facts import is_batched
 from relprop.tracer.program import Program
 
 AT_ONCE = 16  # variants in one vmap
@@ -47,22 +47,20 @@ class Replay:
 
         ``values`` has those of ``extra``, batch first where they depend on an input.
         """
-        batched = [n for n in self.extra if is_batched(n)]
-        fixed = {n: values[n] for n in self.extra if not is_batched(n)}
+        known = {n: values[n] for n in self.extra}
 
-        def one_sample(changed: Tensor, *given: Tensor) -> Tensor:
+        def one_sample(given: Values, changed: Tensor) -> Tensor:
             def one(variant: Tensor) -> Tensor:
-                env = {**fixed, **dict(zip(batched, given, strict=True)), self.changed: variant}
+                env = {**given, self.changed: variant}
                 for node in self.nodes:
                     env[node] = call_node(node, env, self.program.dtype)
-                return env[self.end]
+                made: Tensor = env[self.end]
+                return made
 
             return torch.func.vmap(one, randomness="same")(changed)
 
-        found = [
-            per_sample(one_sample, some.transpose(0, 1), *(values[n] for n in batched))
-            for some in variants.split(AT_ONCE)
-        ]
+        each = (some.transpose(0, 1) for some in variants.split(AT_ONCE))
+        found = [of_each_sample(one_sample, known, some) for some in each]
         return torch.cat(found, 1).transpose(0, 1)
 
 

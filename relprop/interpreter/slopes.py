@@ -83,13 +83,13 @@ def slopes(
     except (RelpropError, RuntimeError, NotImplementedError) as error:
         return Slopes(skipped=f"a gradient cannot be taken: {first_line(error)}")
     functions = tuple(dict.fromkeys(f for o in own for f in o.functions))
-    cuts = tuple(dict.fromkeys(c for o in own for c in o.cuts))
+    seen = Slopes(functions=functions, cuts=tuple(dict.fromkeys(c for o in own for c in o.cuts)))
     if skipped := next((o.skipped for o in own if o.skipped), ""):
-        return Slopes(skipped=skipped, functions=functions, cuts=cuts)
+        return replace(seen, skipped=skipped)
     theirs = [o.gradients for o in own]
     if (name := _overflows(mine, theirs)) is not None:
         skipped = f"the gradient at {name!r} is not finite"
-        return Slopes(skipped=skipped, functions=functions, cuts=cuts)
+        return replace(seen, skipped=skipped)
     mine = {n: g for n, g in mine.items() if _is_felt(g, [t[n] for t in theirs], at[n], size)}
     off, worst = _largest(program, mine, theirs) if mine else (0.0, "")
     if off:  # autograd's own may be wrong: a fused kernel's, or that of one sample alone
@@ -102,13 +102,12 @@ def slopes(
                 off, worst = min((off, worst), _largest(program, mine, again()))  # type: ignore[no-untyped-call]
     if off and any(worst in o.again for o in own):
         skipped = f"the ids of {worst!r} are looked up several times, in parts or shifted"
-        return Slopes(skipped=skipped, functions=functions, cuts=cuts)
-    if off and off <= TIMES * (
-        moved := _moved(program, model, some, nodes, at, mine[worst], worst)
-    ):
+        return replace(seen, skipped=skipped)
+    moved = _moved(program, model, some, nodes, at, mine[worst], worst) if off else 0.0
+    if off and off <= TIMES * moved:
         skipped = f"the last digits of {worst!r} move its gradient by {moved:.1e} of the largest"
-        return Slopes(skipped=skipped, functions=functions, cuts=cuts)
-    return Slopes(off, worst, "", functions, cuts, _hooked(model), sizes_of(program))
+        return replace(seen, skipped=skipped)
+    return replace(seen, error=off, worst=worst, hooked=_hooked(model), sizes=sizes_of(program))
 
 
 def _hooked(model: nn.Module) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import register_pytree_node
+from torch.utils._pytree import register_dataclass
 
 from relprop.errors import RelpropError, RuleError, first_line, message
 from relprop.interpreter.accounts import Account, LedgerBuilder, added, added_accounts
@@ -42,7 +42,7 @@ class Walk(HoldsTensors):
         return Walk(
             each_tensor(self.found, made),
             [a.with_tensors(made) for a in self.accounts],
-            {n: made(r) for n, r in self.ended.items()},
+            each_tensor(self.ended, made),
         )
 
     def __add__(self, other: Walk) -> Walk:
@@ -57,18 +57,11 @@ class Walk(HoldsTensors):
         """The walk of a start ``factor`` times as large."""
         if factor == 1:
             return self
-        return Walk(
-            {n: factor * r for n, r in self.found.items()},
-            [factor * a for a in self.accounts],
-            {n: factor * r for n, r in self.ended.items()},
-        )
+        tensors = Walk(self.found, [], self.ended).with_tensors(lambda r: factor * r)
+        return replace(tensors, accounts=[factor * a for a in self.accounts])
 
 
-register_pytree_node(
-    Walk,
-    lambda walk: ([walk.found, walk.accounts, walk.ended], None),
-    lambda children, _: Walk(*children),
-)
+register_dataclass(Walk)
 
 
 def walk(
@@ -170,7 +163,7 @@ def apply(step: Step, relevance: Relevance, values: Values, extra: Tensor | None
     except Exception as error:  # a user's rule may raise anything
         why = first_line(error)
         raise RuleError(
-            message(f"rule {step.rule.name!r} failed on {step.op}: {why}", at=describe(step.node))
+            f"rule {step.rule.name!r} failed on {step.op}: {why}", at=describe(step.node)
         ) from error
 
 
@@ -181,15 +174,10 @@ def call_of(step: Step, relevance: Relevance, values: Values, extra: Tensor | No
     device = first.device
     tensors = tuple([_operand(node, values, dtype, device) for node in step.operands])
     call = step.call(tensors, output, extra).widened(dtype)
-    if step.rule.divides_by_output and _was_rounded(output, dtype):
+    rounded = isinstance(output, Tensor) and output.is_floating_point() and output.dtype != dtype
+    if step.rule.divides_by_output and rounded:  # shares of its terms would not sum to it
         return replace(call, output=call.apply(*call.inputs))
     return call
-
-
-def _was_rounded(output: object, dtype: torch.dtype) -> bool:
-    """Whether the forward pass rounded an output to half precision: shares of its terms would not
-    sum to it."""
-    return isinstance(output, Tensor) and output.is_floating_point() and output.dtype != dtype
 
 
 def _operand(node: fx.Node, values: Values, dtype: torch.dtype, device: torch.device) -> Value:

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from torch import Tensor, fx
 
 from relprop.runner.attention_study import AttentionStudy
-from relprop.runner.matrix_rows import Matrix
 from relprop.runner.method import row_wise
-from relprop.runner.values import SiteValues
+from relprop.runner.values import Matrix, SiteValues
 
 
 @row_wise()

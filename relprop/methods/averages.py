@@ -22,7 +22,7 @@ from relprop.error_boundary import guarded
 from relprop.errors import OptionError
 from relprop.methods.inputs import Baseline, baselines, by_input, positive_integer
 from relprop.runner.input_study import InputStudy
-from relprop.runner.points import Point
+from relprop.runner.question import Point
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from relprop.errors import OptionError
 from relprop.methods.whose import Tokens, whose_tokens
 from relprop.numerics import safe_divide
 from relprop.runner.attention_study import AttentionStudy
-from relprop.runner.matrix_rows import Matrix
 from relprop.runner.method import row_wise
-from relprop.runner.values import SiteValues, TokenMap
+from relprop.runner.values import Matrix, SiteValues, TokenMap
 
 Pairs = dict[tuple[str, str], Tensor]
 

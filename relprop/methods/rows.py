@@ -15,9 +15,8 @@ from torch import Tensor, fx
 from relprop.errors import OptionError
 from relprop.numerics import safe_divide
 from relprop.runner.attention_study import AttentionStudy
-from relprop.runner.matrix_rows import Matrix
 from relprop.runner.method import Layers, row_wise
-from relprop.runner.values import TokenMap
+from relprop.runner.values import Matrix, TokenMap
 
 
 @row_wise()

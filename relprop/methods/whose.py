@@ -71,7 +71,7 @@ def _receivers(at: AttentionStudy, site: Site) -> list[fx.Node]:
 
 def _handed_down(at: AttentionStudy, nodes: list[fx.Node]) -> dict[fx.Node, Tokens]:
     """Each node's token positions numbered, all handed down in one walk, a channel each."""
-    plan = at.session.handing_down(tuple(nodes), at.needs.sites, tuple(at.streams))
+    plan, _ = at.session.rollup(tuple(nodes), at.needs.sites, tuple(at.streams))
     contractions = {s.contraction for s in at.program.sites}
     plan = replace(plan, steps=tuple(s for s in plan.steps if s.node not in contractions))
     inputs = at.run.inputs

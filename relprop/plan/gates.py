@@ -109,17 +109,13 @@ def _last(node: fx.Node, flow: Flow) -> fx.Node:
 def _rank(node: fx.Node) -> int:
     if kind(node) is Kind.SOFTMAX:
         return 3
-    if kind(node) is not Kind.FUNCTION or _is_inverse_of_deviation(node):
+    if kind(node) is not Kind.FUNCTION or is_call(node, aten.rsqrt, aten.reciprocal, aten.sqrt):
         return 0
     bounds = _range(node)
     if bounds is None:
         return 1
     low, high = bounds
     return 3 if low >= 0 and high <= 1 else 2 if low >= -1 and high <= 1 else 1
-
-
-def _is_inverse_of_deviation(node: fx.Node) -> bool:
-    return is_call(node, aten.rsqrt, aten.reciprocal, aten.sqrt)
 
 
 def _range(node: fx.Node) -> tuple[float, float] | None:

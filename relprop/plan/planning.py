@@ -21,10 +21,11 @@ from relprop.plan.steps import (
     Step,
     argument_names,
     kept,
+    lacking,
+    no_rule,
     other_role,
     used_twice,
 )
-from relprop.plan.unknown import lacking, no_rule
 from relprop.rules.large_linear import LARGE
 from relprop.rules.notes import Note
 from relprop.rules.routed import for_experts

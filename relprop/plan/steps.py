@@ -1,20 +1,25 @@
-"""A Step: one operation as the walk sees it, with what its rule is told."""
+"""A Step: one operation as the walk sees it, with what its rule is told; and what is said of
+operations without a rule, and which take no generic one."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from types import FunctionType
 
+import torch
 from torch import Tensor, fx
 
+from relprop.errors import UnknownOperation
 from relprop.operations import Args, Kwargs, Operator, Value
 from relprop.rules.call import Call, Operand
 from relprop.rules.notes import Note
 from relprop.rules.rule import Rule
+from relprop.rules.ruleset import RuleSet
 from relprop.tracer.facts import booked_as, is_floating, place, role
+from relprop.tracer.program import describe
 
 #: Where a share goes: a node, and which of its outputs.
 Edge = tuple[fx.Node, int]
@@ -145,3 +150,33 @@ def used_twice(starts: tuple[fx.Node, ...], steps: list[Step]) -> frozenset[fx.N
 def kept(steps: Iterable[Step]) -> frozenset[fx.Node]:
     """The values that the rules of some steps read."""
     return frozenset[fx.Node]().union(*(step.read for step in steps))
+
+
+def no_rule(node: fx.Node, rules: RuleSet, why: str) -> UnknownOperation:
+    """The refusal of an operation, with what to write."""
+    op, preset = str(node.target), rules.name.split("+")[0].upper()
+    return UnknownOperation(
+        f"no relevance rule for {op}{why}",
+        at=f"{describe(node)}, feeds {len(node.users)} operations",
+        then=[
+            f"rules = relprop.rules.{preset}.with_rule(torch.ops.{op}, relprop.rules.carry)  "
+            " # one element in, one element out",
+            "@relprop.register_rule(op)  def rule(relevance, call): return "
+            "share_of_each_input   # docs/write-a-rule.md",
+            "relprop.check(model, inputs)   # to see every operation of this model",
+        ],
+    )
+
+
+def lacking(node: fx.Node) -> str:
+    """Why Eq. 2 cannot be taken of the op, or "": no derivative, or one that ``torch.func`` cannot
+    enter (ops made by ``torch.library``)."""
+    operator = node.target
+    if not isinstance(operator, torch._ops.OpOverload) or operator.namespace == "aten":
+        return ""
+    definition = torch._library.custom_ops.OPDEFS.get(operator._schema.name)
+    if definition is not None and definition._backward_fn is not None:
+        return "torch.func cannot enter its derivative"
+    has = partial(torch._C._dispatch_has_kernel_for_dispatch_key, operator.name())
+    known = definition is None and (has("Autograd") or has("CompositeImplicitAutograd"))
+    return "" if known else "PyTorch has no derivative of it"

@@ -1,5 +1,6 @@
 """From a study to an explanation: the method is called, what it found is rolled up or taken as it
-is, and put beside what its tokens are."""
+is, and put beside what its tokens are; averaged over other values of what is explained, if that is
+asked for."""
 
 from __future__ import annotations
 
@@ -12,26 +13,33 @@ from torch import Tensor
 
 from relprop.errors import (
     ExplodedScoresWarning,
+    OptionError,
     RelpropError,
+    UnrecognisedWarning,
     ZeroScoresWarning,
+    is_strict,
     warn,
 )
 from relprop.explanation import Explanation, TokenScores
 from relprop.interpreter.ledger import Ledger
 from relprop.interpreter.points import sizes
+from relprop.operations.looking import is_recorded
+from relprop.progress import with_progress
 from relprop.runner.attention_study import AttentionStudy
-from relprop.runner.averages import runs_at
 from relprop.runner.describe import Names, names_of, tokens_described
 from relprop.runner.identity import warn_of_more_than_all
 from relprop.runner.input_study import InputStudy
 from relprop.runner.needs import Needs
 from relprop.runner.numbers import Numbers, at_input, over_attention
-from relprop.runner.points import Average
+from relprop.runner.question import Average
 from relprop.runner.rollup import RollUp
 from relprop.runner.run import Described, Run
-from relprop.runner.sweep import Gradients
-from relprop.runner.unrecognised import unrecognised
+from relprop.runner.run import run as run_of
+from relprop.runner.study import Gradients
+from relprop.runner.values import with_leading_one
 from relprop.targets.start import Start
+from relprop.tracer.facts import describe
+from relprop.tracer.unrecognised import other_attention
 
 NO_RULES = "none"
 #: Rule sets that divide by no sum of products near 0, where relevance explodes.
@@ -80,16 +88,27 @@ def _with_start(found: Explanation, needs: Needs, run: Run, start: Start) -> Exp
 
 
 def _averaged(average: Average, at: InputStudy) -> Numbers:
-    """The mean of what the method finds at each point. It has no books."""
-    over, found = at.needs.question.by.level == "attention", Numbers({})
-    for point, made in runs_at(average, at):
-        if over:
+    """The mean of what the method finds at each point: the same question, with a forward pass, a
+    target and gradients of its own. It has no books. Raises ``OptionError`` for what is no mean of
+    several passes."""
+    needs, run, found = at.needs, at.run, Numbers({})
+    _refuse_average(needs)
+    for point in with_progress(average.points(at), "draw", average.count):
+        moved = {at.leaves[n]: with_leading_one(v, at.leaves[n]) for n, v in point.values.items()}
+        part = replace(run.part, inputs=replace(run.part.inputs, moved=moved))
+        done = run_of([needs], part)
+        begun = done.started_as(needs.session, at.target, at.start, walks=needs.starts)
+        watch = needs.watch if needs.differentiates and not needs.backward.segments else ()
+        scalars = done.explained(needs.session, needs.question, begun)
+        gradients = done.forward.gradients(scalars, watch, again=False) if watch else {}
+        if needs.question.by.level == "attention":
             with torch.no_grad():
-                numbers = over_attention(AttentionStudy(*made))
+                study = AttentionStudy(needs, done, at.target, begun, gradients)
+                numbers = over_attention(study)
         else:
-            study = InputStudy(*made)
-            study.values = study.values if point.steps is None else dict(point.steps)
-            numbers = at_input(study)
+            there = InputStudy(needs, done, at.target, begun, gradients)
+            there.values = there.values if point.steps is None else dict(point.steps)
+            numbers = at_input(there)
         found = found.plus(numbers, point.weight)
     return found
 
@@ -200,3 +219,40 @@ def _warn_of_nothing(numbers: Numbers, moves: Callable[[], Tensor | None]) -> No
         then = "explain a logit instead of a probability: target=relprop.targets.output(NAME)[...]"
     fact = f"all scores of {int(empty.sum())} of {len(empty)} samples are 0: {cause}"
     warn(ZeroScoresWarning(fact, then=[then]))
+
+
+NONE = "weights over tokens that sum to 1 and come from no softmax"
+INSTEAD = (
+    "a method at the input reads every operation: method='attnlrp', 'gradient_x_input'",
+    "or replace the weights by torch.softmax, if they are one in other words",
+)
+
+
+def unrecognised(needs: Needs, run: Run, start: Start) -> list[str]:
+    """Where a target of a method over attention reads attention that is no softmax; said once per
+    program."""
+    session, program = needs.session, needs.program
+    if needs.question.by.level != "attention" or is_recorded():
+        return []
+    found = program.memo.cache(
+        "other attention", lambda: other_attention(program, session.model, run.inputs)
+    )
+    ends = tuple(start.field) or program.output_nodes
+    read = [n for n in found if n in session.flow.members and session.leads(n, ends)]
+    if read and (is_strict() or program.memo.first_time("other attention said")):
+        fact = (
+            f"method {needs.question.method!r} does not count {len(read)} of the attentions: {NONE}"
+        )
+        warn(UnrecognisedWarning(fact, at=describe(read[0]), then=INSTEAD))
+    return [f"{NONE}  at {describe(n)}" for n in read]
+
+
+def _refuse_average(needs: Needs) -> None:
+    question, fact = needs.question, f"average={needs.question.average}"
+    if kept := sorted(question.keep & {"blocks", "matrix"}):
+        raise OptionError(f"{fact} gives scores alone: leave {', '.join(kept)} out of keep=")
+    if question.ledger:
+        raise OptionError(f"{fact} is of several passes, and keeps no books: leave ledger=True out")
+    if question.by.texts:
+        name = question.method
+        raise OptionError(f"{fact}: method {name!r} runs other texts, not other values of this one")

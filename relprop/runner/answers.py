@@ -16,7 +16,6 @@ from relprop.errors import (
     RollUpError,
     RuleError,
     UnforeseenError,
-    message,
     out_of_memory,
 )
 from relprop.explanation import Explanation
@@ -27,7 +26,7 @@ from relprop.runner.method import without_start
 from relprop.runner.needs import Needs
 from relprop.runner.relevance import walk_ahead, walk_key
 from relprop.runner.run import Part, Run, run
-from relprop.runner.sweep import Gradients
+from relprop.runner.study import Gradients
 from relprop.runner.unmoved import refuse_flat, refuse_unmoved
 from relprop.targets.start import NoStart, Start
 from relprop.tracer.forms import PLAIN
@@ -58,10 +57,7 @@ def answers(
         groups.setdefault((bool(n.backward.segments), id(n.backward.forms), start), {})[i] = n
     what = "target" if len(needs) == 1 else "method" if len(targets) == 1 else "answer"
     with counting(what, len(needs) * len(targets)) as begins:
-
-        def begin(method: str) -> None:
-            begins(method if len(needs) > 1 else "")
-
+        begin = begins if len(needs) > 1 else lambda _: begins("")
         for group in groups.values():
             found = _answers_of(group, part, targets, compare, refused, begin)
             rows = [{**row, **more} for row, more in zip(rows, found, strict=True)]
@@ -163,7 +159,7 @@ def _start(needs: Needs, done: Run, target: object) -> Start:
         fact = f"method {needs.question.method!r} starts relevance at the target, and {error}"
         others = ", ".join(without_start())
         then = [f"any differentiable number is explained by {others}"]
-        raise NoStart(message(fact, then=then)) from error
+        raise NoStart(fact, then=then) from error
 
 
 @contextmanager

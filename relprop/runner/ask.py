@@ -18,7 +18,6 @@ from relprop.errors import (
     RelpropError,
     TargetError,
     first_line,
-    message,
     out_of_memory,
     warn,
 )
@@ -28,11 +27,10 @@ from relprop.opening import check_devices, opened
 from relprop.progress import showing, with_progress
 from relprop.runner.answers import Refused, answers, refusal
 from relprop.runner.conditions import Conditions, Memory
-from relprop.runner.heads import cuts_of
 from relprop.runner.memory import fitted
 from relprop.runner.method import RECOMMENDED
 from relprop.runner.needing import needs_of
-from relprop.runner.needs import Needs
+from relprop.runner.needs import Needs, cuts_of
 from relprop.runner.opposites import Kind, label_signs, sided
 from relprop.runner.question import Question, move_processor_options
 from relprop.runner.recommended import chosen
@@ -169,7 +167,7 @@ class CallInParts:
                 if allowed == 0 and part.batch == 1:
                     fact = f"there is no memory left: {first_line(error)}"
                     then = ["a shorter input, or nothing in keep="]
-                    raise RelpropError(message(fact, then=then)) from error
+                    raise RelpropError(fact, then=then) from error
                 how = "the two halves of the batch apart" if allowed == 0 else "cut into segments"
                 then = ["memory= says how much an answer may take (docs/scale.md)"]
                 fact = f"there is no memory left; once more, {how}"
@@ -192,11 +190,16 @@ class CallInParts:
         ref = self.verifier.reference(sessions[0].program, part.inputs, compared, offset, cuts)
         needs, device = dict[int, Needs](), runs_on(self.model, part.inputs.tensors[0])
         signs = dict[int, list[Kind]]()
+
+        def needed(session: Session, question: Question) -> Needs:
+            make = partial(needs_of, session, question, targets, cuts=ref.partial)
+            passes = 1 if question.average is None else 2  # held together: at one point more
+            return fitted(make, passes * part.batch, memory, device)
+
         for i, (session, question) in enumerate(zip(sessions, self.questions, strict=True)):
             with refusal(i, self.refused):
                 signs[i] = [sided(session, self.whole, part.first, t, question) for t in targets]
-                make = partial(needs_of, session, question, targets, cuts=ref.partial)
-                needs[i] = fitted(make, question.runs_at_once * part.batch, memory, device)
+                needs[i] = needed(session, question)
         needs = united(needs)
         for one in needs.values():
             one.session.warn_once(one.notices)
@@ -212,11 +215,8 @@ class CallInParts:
             found = answers(needs, part, targets, compare, self.refused)
         except Undefined:
             for i, n in needs.items():
-                question = (
-                    replace(n.question, walk=AT_ZERO) if n.backward.by_gradient else n.question
-                )
-                make = partial(needs_of, n.session, question, targets, cuts=ref.partial)
-                needs[i] = fitted(make, question.runs_at_once * part.batch, memory, device)
+                walk = AT_ZERO if n.backward.by_gradient else n.question.walk
+                needs[i] = needed(n.session, replace(n.question, walk=walk))
             found = answers(united(needs), part, targets, compare, self.refused)
         return [
             [

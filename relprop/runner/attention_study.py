@@ -7,26 +7,27 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 from relprop.interpreter.forward import detached
 from relprop.numerics import at_least_float32
 from relprop.rollup import Stream, token_axes
 from relprop.runner.describe import tokens_described
 from relprop.runner.fusion import fused, without_smallest
-from relprop.runner.matrix_rows import Matrix, MatrixRows, goes_beyond, matrix_rows
 from relprop.runner.needs import Needs
 from relprop.runner.rollup import Pairs, RollUp
 from relprop.runner.run import Run
-from relprop.runner.study import Study
-from relprop.runner.sweep import Gradients
+from relprop.runner.study import Gradients, Study
 from relprop.runner.values import (
     LayerValues,
+    Matrix,
     SiteValues,
+    goes_beyond,
+    matrix_rows,
     wide,
     without_leading_one,
 )
@@ -34,6 +35,8 @@ from relprop.targets.start import Start
 from relprop.tracer.atoms import is_token
 from relprop.tracer.editing import val
 from relprop.tracer.program import Site
+
+M = TypeVar("M", bound=Matrix)
 
 
 class AttentionStudy(Study):
@@ -51,9 +54,7 @@ class AttentionStudy(Study):
     ) -> None:
         super().__init__(needs, run, target, start, gradients)
         self.mixes_unattended = False  # whether some matrix is not 0 where A is
-        self.whole = tuple(
-            self._at_site(s) for s in needs.chosen if s.contraction not in needs.backward.in_chunks
-        )
+        self.whole = tuple(map(self._at_site, needs.whole))
         self.rollup = RollUp(self.sweep)
         self.streams = self.rollup.streams
 
@@ -67,12 +68,10 @@ class AttentionStudy(Study):
         if not self.needs.backward.in_chunks:
             return self.whole
         raise OptionError(
-            message(
-                f"method {self.needs.question.method!r} reads whole attention maps (at.sites), but "
-                f"is said to be row-wise, and {len(self.needs.backward.in_chunks)} of "
-                f"{len(self.needs.chosen)} maps are made some rows at a time",
-                then=["at.matrices(function) instead", "or leave relprop.methods.row_wise out"],
-            )
+            f"method {self.needs.question.method!r} reads whole attention maps (at.sites), but "
+            f"is said to be row-wise, and {len(self.needs.backward.in_chunks)} of "
+            f"{len(self.needs.chosen)} maps are made some rows at a time",
+            then=["at.matrices(function) instead", "or leave relprop.methods.row_wise out"],
         )
 
     @cached_property
@@ -180,12 +179,11 @@ class AttentionStudy(Study):
     def rows(self, matrices: Mapping[fx.Node, Matrix]) -> dict[str, Tensor]:
         """What the head reads through each site alone, all others passed by their skip connections:
         by input (batch, sites, tokens), for a matrix per contraction, meaned over heads."""
-        whole, rows = self._fused_and_rows(matrices)
         channels = {s.contraction: i for i, s in enumerate(self.needs.chosen)}
-        parts: dict[fx.Node, tuple[Matrix, int]] = {
-            n: (m.unsqueeze(1), channels[n]) for n, m in whole.items()
+        parts = {
+            n: (m.unsqueeze(1) if isinstance(m, Tensor) else m, channels[n])
+            for n, m in self.fused(matrices).items()
         }
-        parts |= {n: (m, channels[n]) for n, m in rows.items()}
         found = self.rollup.through(parts, len(channels))
         return {name: row[:, :-1] for name, row in found.items()}
 
@@ -193,9 +191,8 @@ class AttentionStudy(Study):
         """The same through each head of one site: by input (batch, heads, tokens)."""
         axes = self.head_axes(values)
         count = math.prod(maps.shape[i] for i in axes)
-        own = (
-            torch.eye(count, dtype=maps.dtype, device=maps.device) * count
-        )  # under a mean of heads
+        # under a mean of heads
+        own = torch.eye(count, dtype=maps.dtype, device=maps.device) * count
         sizes = (maps.shape[i] if i in axes else 1 for i in range(1, maps.dim()))
         apart = maps.unsqueeze(1) * own.reshape(1, count, *sizes)
         found = self.rollup.through({values.site.contraction: (apart, 0)}, count)
@@ -270,31 +267,24 @@ class AttentionStudy(Study):
 
     def rolled_up(self, matrices: Mapping[fx.Node, Matrix]) -> Pairs:
         """By input, what attention carried and what skip connections alone leave."""
-        whole, rows = self._fused_and_rows(matrices)
-        return self.rollup.product({**whole, **rows}, self._scales(whole))
-
-    def _fused_and_rows(
-        self, matrices: Mapping[fx.Node, Matrix]
-    ) -> tuple[dict[fx.Node, Tensor], dict[fx.Node, MatrixRows]]:
-        """The whole matrices, their heads fused, and those that are made in rows."""
-        whole = self.fused({n: m for n, m in matrices.items() if isinstance(m, Tensor)})
-        return whole, {n: m for n, m in matrices.items() if isinstance(m, MatrixRows)}
+        found = self.fused(matrices)
+        return self.rollup.product(found, self._scales(found))
 
     def matrix(self, matrices: Mapping[fx.Node, Tensor]) -> Tensor:
         """C of Eq. 14, (batch, s, s)."""
         matrices = self.fused(matrices)
         return self.rollup.matrix(matrices, self._scales(matrices))
 
-    def _scales(self, matrices: Mapping[fx.Node, Tensor]) -> dict[fx.Node, Tensor]:
+    def _scales(self, matrices: Mapping[fx.Node, Matrix]) -> dict[fx.Node, Tensor]:
         return self.rollup.row_scales(matrices) if self.settings.get("normalize_rows") else {}
 
-    def fused(self, matrices: Mapping[fx.Node, Tensor]) -> dict[fx.Node, Tensor]:
-        """The matrices after ``head_fusion=`` and ``discard_ratio=``."""
+    def fused(self, matrices: Mapping[fx.Node, M]) -> dict[fx.Node, M]:
+        """The matrices after ``head_fusion=`` and ``discard_ratio=``, for which all are whole."""
         how = self.settings.get("head_fusion", "mean")
         ratio = self.settings.get("discard_ratio", 0.0)
         found = dict(matrices)
         for values in self.whole if how != "mean" or ratio else ():
             node, axes = values.site.contraction, self.head_axes(values)
-            fusion = fused(found[node], axes, how, values.slope)
-            found[node] = without_smallest(fusion, axes, ratio)
+            fusion = fused(found[node], axes, how, values.slope)  # type: ignore[arg-type]
+            found[node] = without_smallest(fusion, axes, ratio)  # type: ignore[assignment]
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
@@ -57,13 +57,7 @@ def described_by(
     inputs = part.inputs
     tensors = dict(zip(inputs.names, inputs.tensors, strict=True))
     given = Given(name, tensors, inputs.batch, part.prepared)
-    places = {
-        "source": layout.source,
-        "grid": layout.grid,
-        "image": layout.image,
-        "spans": layout.spans,
-        "extent": layout.extent,
-    }
+    places = {name: value for name, value in vars(layout).items() if name != "axes"}
     return places | describe(adapter, model, given, layout)
 
 
@@ -72,7 +66,7 @@ def layout_of(session: Session, run: Run, stream: Stream) -> Layout:
     that is read from the run."""
     places = placing(stream, session.flow)
     if not places:
-        return session.layout(stream)
+        return session.once(lay_out, session.program, stream, session.flow)
     held = run.forward.values
     chosen = {n: held[n].cpu() for n in places if n in held}
     return lay_out(session.program, stream, session.flow, chosen)
@@ -124,12 +118,21 @@ def named(
     processor: object,
 ) -> Names:
     """The same of the class output's ``logits``, as the model returns them, and the ``probable``
-    share of each of its classes."""
+    share of each of its classes: each sample's class by name, with its probability, and the class
+    that the model itself says. A label counts only if there are as many; where probabilities do not
+    add up to 1, labels are true side by side and none of them is the answer."""
     if logits.dim() == 3:
         return _tokens_named(adapter, model, logits, chosen, processor, leading=False)
-    if logits.dim() != 2 or not all(map(_is_index, chosen)):
+    indices, known = [k for k in chosen if _is_index(k)], adapter.labels(model)
+    if logits.dim() != 2 or len(indices) < len(chosen):
         return Names()
-    return names_among(chosen, adapter.labels(model), logits, probable)
+    named = known if len(known) == logits.shape[1] else ()
+    labels = tuple(named[k] for k in indices) if named else None
+    one = None if probable is None else probable[torch.arange(len(indices)), indices]
+    apart = probable is not None and not bool((probable.sum(1) - 1).abs().max() < AT_ONCE)
+    if apart or logits.shape[1] < 2:
+        return Names(labels, one)
+    return Names(labels, one, _predicted(logits, probable, lambda k: named[k] if named else None))
 
 
 def _as_they_are(output: fx.Node, value: Tensor) -> Tensor | None:
@@ -149,13 +152,12 @@ def _rather(names: tuple[str | None, ...]) -> str:
     return f"{for_it} rather than {against.removeprefix(begins) if shared else against}"
 
 
-def _notice_of_labels(known: Sequence[str], classes: int) -> list[RelpropWarning]:
+def _notice_of_labels(known: Sequence[str], classes: int) -> Iterator[RelpropWarning]:
     """Of labels that cannot be those of so many classes, one of which may mean "nothing"."""
-    if all(map(NOBODYS.fullmatch, known)) or len(known) in (classes, classes - 1):
-        return []
-    fact = f"the output has {classes} classes and the model {len(known)} labels: none is shown"
-    then = "make them as many: config.id2label, or labels() of your adapter"
-    return [UnnamedClassWarning(fact, then=[then])]
+    if not all(map(NOBODYS.fullmatch, known)) and len(known) not in (classes, classes - 1):
+        fact = f"the output has {classes} classes and the model {len(known)} labels: none is shown"
+        then = "make them as many: config.id2label, or labels() of your adapter"
+        yield UnnamedClassWarning(fact, then=[then])
 
 
 def _tokens_named(
@@ -210,22 +212,6 @@ def _predicted(
 
 def _is_pair(label: object) -> bool:
     return isinstance(label, tuple) and len(label) == 2 and all(map(_is_index, label))
-
-
-def names_among(
-    chosen: Sequence[object], known: Sequence[str], logits: Tensor, probable: Tensor | None
-) -> Names:
-    """Each sample's class by name, with its probability, and the class that the model itself says.
-    A label counts only if there are as many. ``probable``: the probabilities of all classes; where
-    these do not add up to 1, labels are true side by side and none of them is the answer."""
-    indices = [k for k in chosen if _is_index(k)]
-    named = known if len(known) == logits.shape[1] else ()
-    labels = tuple(named[k] for k in indices) if named else None
-    one = None if probable is None else probable[torch.arange(len(indices)), indices]
-    apart = probable is not None and not bool((probable.sum(1) - 1).abs().max() < AT_ONCE)
-    if apart or logits.shape[1] < 2:
-        return Names(labels, one)
-    return Names(labels, one, _predicted(logits, probable, lambda k: named[k] if named else None))
 
 
 def probabilities(adapter: Adapter, model: nn.Module, logits: Tensor) -> Tensor | None:

@@ -37,34 +37,29 @@ def other_gradients(found: Slopes) -> str:
         f"the gradient of the model's output at {found.worst!r} is not autograd's: off by "
         f"{found.error:.1e} of its largest value"
     )
+    cuts, at = [c for c in found.cuts if not c.startswith("no_grad")], ""
     if found.hooked:
-        return message(
-            f"{fact}; the model has backward hooks, which change its gradients",
-            at=", ".join(found.hooked[:3]),
-            then=[
-                "remove them while it is explained",
-                "verify=False explains with the gradient of its forward",
-            ],
+        fact += "; the model has backward hooks, which change its gradients"
+        at = ", ".join(found.hooked[:3])
+        then = [
+            "remove them while it is explained",
+            "verify=False explains with the gradient of its forward",
+        ]
+    elif found.functions:
+        fact += (
+            f"; the model has backward functions of its own ({', '.join(found.functions)}), and "
+            "the derivative of what was recorded of their forward is another"
         )
-    if found.functions:
-        return message(
-            f"{fact}; the model has backward functions of its own "
-            f"({', '.join(found.functions)}), and the derivative of what was recorded of their "
-            "forward is another",
-            then=[
-                "verify=False explains with the derivative of the forward",
-                "write their forward with operations whose derivative is the wanted one",
-            ],
-        )
-    cuts = [c for c in found.cuts if not c.startswith("no_grad")]
-    if cuts:
-        return message(
-            f"{fact}; the model stops gradients by {'; '.join(cuts[:3])}",
-            then=["verify=False explains with the gradient of what was recorded"],
-        )
-    return message(
-        fact, then=["report this model: a graph's gradients must equal those of its model"]
-    )
+        then = [
+            "verify=False explains with the derivative of the forward",
+            "write their forward with operations whose derivative is the wanted one",
+        ]
+    elif cuts:
+        fact += f"; the model stops gradients by {'; '.join(cuts[:3])}"
+        then = ["verify=False explains with the gradient of what was recorded"]
+    else:
+        then = ["report this model: a graph's gradients must equal those of its model"]
+    return message(fact, at=at, then=then)
 
 
 def about_shared(inputs: Inputs) -> str:

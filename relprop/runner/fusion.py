@@ -18,14 +18,6 @@ from relprop.numerics import safe_divide
 Fusion = Callable[[Tensor, Tensor | None], Tensor]
 
 
-def _largest(maps: Tensor, gradient: Tensor | None) -> Tensor:
-    return maps.amax(1, keepdim=True).expand_as(maps)
-
-
-def _smallest(maps: Tensor, gradient: Tensor | None) -> Tensor:
-    return maps.amin(1, keepdim=True).expand_as(maps)
-
-
 def _by_gradient(maps: Tensor, gradient: Tensor | None) -> Tensor:
     """Each head by the mean of its (∂y_t/∂A)⁺, the weights of a sample's heads scaled to a mean of
     1."""
@@ -37,8 +29,8 @@ def _by_gradient(maps: Tensor, gradient: Tensor | None) -> Tensor:
 
 FUSIONS: dict[str, Fusion] = {
     "mean": lambda maps, gradient: maps,
-    "max": _largest,
-    "min": _smallest,
+    "max": lambda maps, gradient: maps.amax(1, keepdim=True).expand_as(maps),
+    "min": lambda maps, gradient: maps.amin(1, keepdim=True).expand_as(maps),
     "gradient": _by_gradient,
 }
 
@@ -50,14 +42,13 @@ def fusion_named(name: object) -> Fusion:
     return FUSIONS[name]
 
 
-def checked_ratio(ratio: object) -> float:
-    """A part of 1 below it. Raises ``OptionError``."""
+def check_ratio(ratio: object) -> None:
+    """Raises ``OptionError`` for what is no part of 1 below it."""
     if not isinstance(ratio, (int, float)) or isinstance(ratio, bool) or not 0 <= ratio < 1:
         raise OptionError(
             f"discard_ratio={ratio!r}: the part of each map's entries to set to 0, at "
             "least 0 and less than 1"
         )
-    return float(ratio)
 
 
 def fused(maps: Tensor, head_axes: tuple[int, ...], how: str, gradient: Tensor | None) -> Tensor:

@@ -13,7 +13,7 @@ from relprop.errors import RollUpWarning, warn
 from relprop.interpreter.points import whole
 from relprop.rollup import level_of
 from relprop.rules.coarse import finer
-from relprop.rules.notes import FieldNote, Note
+from relprop.rules.notes import FieldNote
 from relprop.rules.shares import levelled
 from relprop.runner.rollup import Pairs, RollUp
 from relprop.tracer.atoms import Axes
@@ -54,14 +54,11 @@ def counted_again(rollup: RollUp, name: str) -> fx.Node | None:
         slopes = torch.autograd.grad(stream.read(found).sum(), [*met.values()], allow_unused=True)
     fields = zip(met.items(), slopes, strict=True)
     shares = {n: s[:, :-1] * f[:, -1:].detach() for (n, f), s in fields if s is not None}
-    axes, pooled = rollup.program.axes, {s.node for s in rollup.plan.steps if _is_weighed(s.note)}
+    axes, notes = rollup.program.axes, {s.node: s.note for s in rollup.plan.steps}
+    # what carries part of the shares of the pool that reads it
+    pooled = {n for n, f in notes.items() if isinstance(f, FieldNote) and f.weighed is not None}
     over = (n for n in reversed(shares) if _most(n, shares[n], axes.get(n, ())) > 1 + TOO_MUCH)
     return next((n for n in over if n not in pooled), None)
-
-
-def _is_weighed(note: Note | None) -> bool:
-    """Whether an operation carries part of the shares of the pool that reads it."""
-    return isinstance(note, FieldNote) and note.weighed is not None
 
 
 def _most(node: fx.Node, shares: Tensor, axes: Axes) -> float:

@@ -19,8 +19,7 @@ from relprop.runner.needs import Needs
 from relprop.runner.positions import positions, windows
 from relprop.runner.run import Run
 from relprop.runner.sites import reached_inputs
-from relprop.runner.study import Study
-from relprop.runner.sweep import Gradients
+from relprop.runner.study import Gradients, Study
 from relprop.runner.values import without_leading_one
 from relprop.targets.start import Start
 from relprop.tracer.binding import Inputs

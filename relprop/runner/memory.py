@@ -11,13 +11,13 @@ import psutil
 import torch
 from torch import fx
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 from relprop.runner.conditions import Memory
 from relprop.runner.needs import Needs
 from relprop.tracer.chunked import CHUNK_BYTES
 from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched, is_floating
-from relprop.tracer.program import Program, Site
+from relprop.tracer.program import Program
 from relprop.tracer.queries import map_bytes
 from relprop.tracer.segments import Lives
 from relprop.tracer.weights import fetched
@@ -154,7 +154,7 @@ def taken(needs: Needs, batch: int, longer: int = 1) -> int:
         own = dict(zip(lives.order, lives.sizes, strict=True))
         largest = max(sum(own[n] for n in s.nodes) for s in needs.backward.segments)
         return kept + _times(needs.program) * largest + chunk
-    maps = _beside_map(needs) * sum(map(map_bytes, _whole(needs)))
+    maps = _beside_map(needs) * sum(map(map_bytes, needs.whole))
     every = sum(lives.sizes) if needs.differentiates else 0
     return max(kept, every) + batch * longer**2 * maps + chunk
 
@@ -215,11 +215,6 @@ def _of_chunks(needs: Needs, batch: int, longer: int = 1) -> int:
     return MAPS * min(CHUNK_BYTES, batch * longer**2 * largest)
 
 
-def _whole(needs: Needs) -> list[Site]:
-    """The chosen sites whose map is whole."""
-    return [s for s in needs.chosen if s.contraction not in needs.backward.in_chunks]
-
-
 def _beside_map(needs: Needs) -> int:
     """How many tensors as large as a whole map are held beside it: gradient, relevance."""
     return len(needs.question.needs & {"gradient", "relevance"})
@@ -227,7 +222,7 @@ def _beside_map(needs: Needs) -> int:
 
 def _refuse_maps(needs: Needs, batch: int, budget: int) -> None:
     """Refuse what cannot fit, however the graph is cut."""
-    whole = _whole(needs)
+    whole = needs.whole
     large = sum(b for b in map(map_bytes, whole) if b > CHUNK_BYTES)
     size = batch * (1 + _beside_map(needs)) * large
     if size <= budget:
@@ -235,16 +230,14 @@ def _refuse_maps(needs: Needs, batch: int, budget: int) -> None:
     reasons = needs.facts["whole_maps"]
     assert isinstance(reasons, list)
     raise OptionError(
-        message(
-            f"method {needs.question.method!r} keeps {len(whole)} attention maps whole, "
-            f"{size / 1e9:.3g} GB for {batch} samples; memory= allows {budget / 1e9:.3g} GB",
-            at=reasons[0],
-            then=[
-                "a smaller batch_size=, a shorter input, or a method whose maps are made a few "
-                "queries at a time (docs/scale.md)",
-                "memory=None tries it all the same",
-            ],
-        )
+        f"method {needs.question.method!r} keeps {len(whole)} attention maps whole, "
+        f"{size / 1e9:.3g} GB for {batch} samples; memory= allows {budget / 1e9:.3g} GB",
+        at=reasons[0],
+        then=[
+            "a smaller batch_size=, a shorter input, or a method whose maps are made a few "
+            "queries at a time (docs/scale.md)",
+            "memory=None tries it all the same",
+        ],
     )
 
 

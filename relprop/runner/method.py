@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor, fx
 
-from relprop.errors import OptionError, message, nearest
+from relprop.errors import OptionError, nearest
 from relprop.rules import RuleSet
 from relprop.runner.conditions import Conditions
-from relprop.runner.fusion import checked_ratio, fusion_named
+from relprop.runner.fusion import check_ratio, fusion_named
 
 if TYPE_CHECKING:
     from relprop.runner.session import Session
@@ -111,12 +111,6 @@ class Method:
         """Whether its cost is a number of passes, which does not grow with the input."""
         return self.cost.replace(".", "").isdigit()
 
-    def is_row_wise(self, inputs: int) -> bool:
-        """Whether it can be called for some rows of the maps at a time, with so many explained
-        inputs."""
-        limit: int = getattr(self.function, "row_wise", 0)
-        return inputs <= limit
-
     def own_options(self) -> dict[str, object]:
         """The options its function takes, with their defaults."""
         return dict(_defaults(self.function))
@@ -147,7 +141,7 @@ class Method:
         if "part" in self.shared and found["part"] not in PARTS:
             raise OptionError(f"part={found['part']!r}: 'positive', 'negative' or None (both)")
         if "discard_ratio" in self.shared:
-            checked_ratio(found["discard_ratio"])
+            check_ratio(found["discard_ratio"])
         return found
 
     def rule_set(self, options: Options) -> RuleSet | str:
@@ -219,11 +213,9 @@ def method_named(name: str, level: Level | None = "attention") -> Method:
     if level is not None and found.level != level:
         usable = ", ".join(n for n, m in sorted(METHODS.items()) if m.level == level)
         raise OptionError(
-            message(
-                f"method {name!r} works at the {found.level}; here a method at the {level} is "
-                f"wanted: {usable}",
-                then=[f"relprop.explain(model, inputs, target, method={name!r})"],
-            )
+            f"method {name!r} works at the {found.level}; here a method at the {level} is "
+            f"wanted: {usable}",
+            then=[f"relprop.explain(model, inputs, target, method={name!r})"],
         )
     return found
 
@@ -251,35 +243,29 @@ def chosen_layers(layers: Layers, count: int) -> tuple[int, ...]:
     if layers is None:
         return tuple(range(count))
     if isinstance(layers, slice):
-        _refuse_slice(layers)
-    if isinstance(layers, slice) and (chosen := tuple(range(count)[layers])):
-        return chosen
-    if isinstance(layers, slice) or (isinstance(layers, (list, tuple)) and not layers):
-        raise OptionError(
-            message(
-                f"layers={layers!r} chooses none of the {count} attention sites",
-                then=[
-                    f"layers=None takes all; or give indices from 0 to {count - 1}, or negative "
-                    "ones, of which -1 is nearest the output"
-                ],
-            )
-        )
-    if not _are_integers(layers):
+        parts = [p for p in (layers.start, layers.stop, layers.step) if p is not None]
+        if layers.step == 0 or not _are_integers(parts):
+            fact = f"layers={layers!r}: a slice of integers, whose step is not 0, is needed"
+            raise OptionError(fact)
+        chosen = tuple(range(count)[layers])
+    elif not _are_integers(layers):
         raise OptionError(
             f"layers={layers!r}: give a slice or a list of integers, in forward order"
         )
-    bad = [i for i in layers if not -count <= i < count]
-    if bad:
+    else:
+        if bad := [i for i in layers if not -count <= i < count]:
+            fact = f"layers={list(layers)}: {bad[0]} is out of range for {count} attention sites"
+            raise OptionError(fact)
+        chosen = tuple(i % count for i in layers)
+    if not chosen:
         raise OptionError(
-            f"layers={list(layers)}: {bad[0]} is out of range for {count} attention sites"
+            f"layers={layers!r} chooses none of the {count} attention sites",
+            then=[
+                f"layers=None takes all; or give indices from 0 to {count - 1}, or negative "
+                "ones, of which -1 is nearest the output"
+            ],
         )
-    return tuple(i % count for i in layers)
-
-
-def _refuse_slice(layers: slice) -> None:
-    parts = (layers.start, layers.stop, layers.step)
-    if layers.step == 0 or not _are_integers([p for p in parts if p is not None]):
-        raise OptionError(f"layers={layers!r}: a slice of integers, whose step is not 0, is needed")
+    return chosen
 
 
 def _are_integers(value: object) -> bool:

@@ -1,13 +1,15 @@
 """What a method finds of a target, before anybody says what the tokens are: over attention, rolled
-up if it gives matrices, and at the input."""
+up if it gives matrices, and at the input; and what it returned, checked before anything is made of
+it: a user's may return anything."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from relprop.errors import OptionError
 from relprop.explanation import Block
@@ -15,11 +17,12 @@ from relprop.interpreter.ledger import Ledger
 from relprop.rollup import Stream
 from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.input_study import InputStudy
-from relprop.runner.position_scores import apart
-from relprop.runner.returned import checked_attributions, checked_found, is_matrices
+from relprop.runner.positions import apart
 from relprop.runner.rollup import Pairs
-from relprop.runner.values import Found, SiteValues, TokenMap
+from relprop.runner.values import Found, MatrixRows, SiteValues, TokenMap
 from relprop.tracer.editing import val
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -39,14 +42,15 @@ class Numbers:
     def plus(self, other: Numbers, weight: float) -> Numbers:
         """What there is by name, with ``weight`` times another's added."""
 
-        def added(mine: Mapping[str, Tensor], its: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        def added(mine: Mapping[Key, Tensor], its: Mapping[Key, Tensor]) -> dict[Key, Tensor]:
             return {n: weight * v + mine[n] if n in mine else weight * v for n, v in its.items()}
 
-        both = (
-            added(*({n: p[k] for n, p in of.pairs.items()} for of in (self, other))) for k in (0, 1)
+        mine, its = (
+            {(n, k): t for n, pair in of.pairs.items() for k, t in enumerate(pair)}
+            for of in (self, other)
         )
-        scores, identity = both
-        pairs = {n: (scores[n], identity[n]) for n in scores}
+        found = added(mine, its)
+        pairs = {n: (found[n, 0], found[n, 1]) for n in other.pairs}
         inputs, layers = added(self.inputs, other.inputs), added(self.layers, other.layers)
         return Numbers(pairs, inputs, layers)
 
@@ -66,14 +70,14 @@ def over_attention(study: AttentionStudy) -> Numbers:
             for name, (part, identity) in scores.items()
         }
     scores = _part_of(scores, study.needs.question.part)
-    at_inputs = [(s.name, study.found_at(s.leaf)) for s in study.streams if "input" in keep]
+    at_inputs = [(s.name, study.sweep.found(s.leaf)) for s in study.streams if "input" in keep]
     return Numbers(
         {s.name: scores[s.name] for s in study.streams if s.name in scores},
         {name: found[:, 0] for name, found in at_inputs if found is not None},
         _layers(study, found) if "layers" in keep else {},
         _matrix(study, found) if "matrix" in keep else None,
         tuple(map(_block, study.whole)) if "blocks" in keep else None,
-        study.ledger,
+        study.sweep.ledger,
     )
 
 
@@ -133,7 +137,7 @@ def _block(values: SiteValues) -> Block:
 def at_input(study: InputStudy) -> Numbers:
     """``scores`` are the method's numbers summed over the axes that are no positions; nothing is
     rolled up, so ``row`` is ``scores`` and ``identity`` 0."""
-    by, ledger = study.needs.question.by, study.ledger
+    by, ledger = study.needs.question.by, study.sweep.ledger
     own = {k: v for k, v in study.settings.items() if k in by.own_options()}
     found = checked_attributions(study, by.function(study, **own))
     scores = {s.name: _summed(s, found[s.name]) for s in study.streams}
@@ -157,3 +161,79 @@ def _summed(stream: Stream, attribution: Tensor) -> Tensor:
     whole = attribution.detach().reshape(batch, *val(stream.leaf).shape)
     features = [i + 1 for i in range(whole.dim() - 1) if i not in stream.token_axes]
     return (whole.sum(features) if features else whole).reshape(batch, -1)
+
+
+GUIDE = "docs/write-a-method.md has an example of each"
+
+
+def is_matrices(found: Collection[object]) -> bool:
+    """Whether a method returned a matrix per attention site, not a ``TokenMap`` per input."""
+    return all(isinstance(key, fx.Node) for key in found)
+
+
+def checked_found(study: AttentionStudy, found: object) -> Found:
+    """What a method over attention returned. Raises ``OptionError`` that says what is wrong."""
+    name = study.needs.question.method
+    if not isinstance(found, Mapping) or not found:
+        raise _wrong(name, f"returned {_kind(found)}", "a matrix per attention site", _TOKEN_MAPS)
+    if is_matrices(found):
+        _check_matrices(study, name, found)
+        return found
+    tokens = {s.name: study.described[s.name]["source"] for s in study.streams}
+    for key, value in found.items():
+        if key not in tokens:
+            known = ", ".join(map(repr, tokens))
+            raise _wrong(name, f"returned scores of {key!r}; the inputs are {known}", _TOKEN_MAPS)
+        if not isinstance(value, TokenMap):
+            raise _wrong(name, f"returned {_kind(value)} for {key!r}", _TOKEN_MAPS)
+        shape = len(study.start.scalars), len(tokens[key])
+        if not isinstance(value.scores, Tensor) or tuple(value.scores.shape) != shape:
+            fact = f"gave {key!r} scores of {_kind(value.scores)}; (batch, tokens) is {list(shape)}"
+            raise _wrong(name, fact, _TOKEN_MAPS)
+    return found
+
+
+_TOKEN_MAPS = "{name: relprop.methods.TokenMap(scores) for name, ... }   # scores per token"
+
+
+def _check_matrices(study: AttentionStudy, name: str, found: Mapping[fx.Node, object]) -> None:
+    then = "{v.site.contraction: matrix for v in at.sites}   # of v.attention's shape"
+    chosen = {s.contraction: s for s in study.needs.chosen}
+    if missing := [site.path for node, site in chosen.items() if node not in found]:
+        count = f"{len(chosen) - len(missing)} of {len(chosen)} attention sites"
+        fact = f"returned matrices for {count}, none for {', '.join(map(repr, missing[:5]))}"
+        raise _wrong(name, fact, then)
+    for node, matrix in found.items():
+        if node not in chosen:
+            raise _wrong(name, f"returned a matrix for {node}, which is no attention site", then)
+        if isinstance(matrix, MatrixRows):
+            continue
+        shape = [len(study.start.scalars), *val(chosen[node].attention).shape]
+        if not isinstance(matrix, Tensor) or list(matrix.shape) != shape:
+            fact = f"returned {_kind(matrix)} at {chosen[node].path}; its maps are {shape}"
+            raise _wrong(name, fact, then)
+
+
+def checked_attributions(study: InputStudy, found: object) -> Mapping[str, Tensor]:
+    """What a method at the input returned. Raises ``OptionError`` that says what is wrong."""
+    name, then = study.needs.question.method, "{name: numbers for name in at.values}"
+    if not isinstance(found, Mapping):
+        raise _wrong(name, f"returned {_kind(found)}", then)
+    for key, value in study.values.items():
+        if key not in found:
+            raise _wrong(name, f"returned nothing for input {key!r}", then)
+        given = found[key]
+        if not isinstance(given, Tensor) or given.shape != value.shape:
+            fact = f"returned {_kind(given)} for input {key!r}, which is {list(value.shape)}"
+            raise _wrong(name, fact, then)
+    return found
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor {list(value.shape)}"
+    return "an empty mapping" if isinstance(value, Mapping) else type(value).__name__
+
+
+def _wrong(name: str, fact: str, *then: str) -> OptionError:
+    return OptionError(f"method {name!r} {fact}", then=[*then, GUIDE])

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import fx
 
-from relprop.errors import OptionError, RelpropError, message
+from relprop.errors import OptionError, RelpropError
 from relprop.explanation import Explanation
 from relprop.runner.answers import answers
 from relprop.runner.method import METHODS
@@ -65,7 +65,11 @@ def sided(session: Session, whole: Part, first: int, target: object, question: Q
             return kind
         kinds[key] = kind
     if kinds[key] == "even" and isinstance(entry, Contrast):
-        raise OptionError(_refusal(question, entry))
+        reads = "gives" if question.by.class_specific else "reads no target, and gives"
+        both = f"for {entry} as for {entry.turned()}"
+        signed = ", ".join(name for name, method in METHODS.items() if method.signed)
+        fact = f"method {question.method!r} {reads} the same scores {both}"
+        raise OptionError(fact, then=[f"a method whose scores have signs: {signed}"])
     return kinds[key]
 
 
@@ -80,16 +84,6 @@ def _kinds_for(entry: object) -> dict[Hashable, Kind]:
         return _OF_FUNCTIONS.setdefault(entry, {})
     except TypeError:  # which cannot be remembered
         return {}
-
-
-def _refusal(question: Question, entry: Contrast) -> str:
-    reads = "gives" if question.by.class_specific else "reads no target, and gives"
-    both = f"for {entry} as for {entry.turned()}"
-    signed = ", ".join(name for name, method in METHODS.items() if method.signed)
-    return message(
-        f"method {question.method!r} {reads} the same scores {both}",
-        then=[f"a method whose scores have signs: {signed}"],
-    )
 
 
 def _tried(session: Session, one: Part, target: Any, question: Question) -> Kind:

@@ -1,16 +1,18 @@
 """A Question: how a model is asked, apart from what it is asked about. One noun for the method, its
-options, its rules, and what the answer keeps."""
+options, its rules, what the answer keeps, and the other values of what is explained at which the
+method is asked, too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor, fx
 
 from relprop.adapters.given import ready
-from relprop.errors import OptionError, message, nearest
+from relprop.errors import OptionError, nearest
 from relprop.rules import PRESETS, RuleSet
 from relprop.rules.ruleset import named
 from relprop.runner.method import (
@@ -21,9 +23,35 @@ from relprop.runner.method import (
     Options,
     method_named,
 )
-from relprop.runner.points import Average
+
+if TYPE_CHECKING:
+    from relprop.runner.input_study import InputStudy
 
 KEEP = frozenset({"blocks", "matrix", "input", "layers"})
+
+
+@dataclass(frozen=True)
+class Point:
+    """Other values of the explained inputs by name, each (batch, *one sample's shape), and their
+    ``weight`` in the mean. ``steps``: what a method that multiplies with the input takes in its
+    place (``None``: these values)."""
+
+    values: Mapping[str, Tensor]
+    weight: float
+    steps: Mapping[str, Tensor] | None = None
+
+
+@runtime_checkable
+class Average(Protocol):
+    """What ``average=`` takes: the points at which a method is asked. Each sample's are its own:
+    they do not depend on the rest of the batch."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+
+    def points(self, at: InputStudy) -> Iterator[Point]:
+        """The points around the values of ``at``, or on the way to them."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +128,6 @@ class Question:
         return self.settings["part"] if "part" in self.by.shared else None
 
     @property
-    def runs_at_once(self) -> int:
-        """How many forward passes are held together: that of the input, and that of one point."""
-        return 1 if self.average is None else 2
-
-    @property
     def why_walked(self) -> str:
         """Why relevance is to be walked whatever its rules are, or ""."""
         given = "ledger=True" if self.ledger else "there are hooks" if self.hooks else ""
@@ -147,7 +170,7 @@ def balance_of(given: object) -> RuleSet | None:
     if not isinstance(given, RuleSet) and given not in ("balanced", *PRESETS):
         known = ", ".join(map(repr, ("model", "balanced", *PRESETS)))
         fact = f"gradient={given!r}: a rule set or one of {known}"
-        raise OptionError(message(fact, then=nearest(given, ("model", "balanced"))))
+        raise OptionError(fact, then=nearest(given, ("model", "balanced")))
     return named("libra" if given == "balanced" else given, PRESETS)
 
 
@@ -165,12 +188,12 @@ def move_processor_options(
     given = ", ".join(f"{name}={value!r}" for name, value in options.items())
     if ready(inputs):
         fact = f"{given} is for a tokenizer or an image processor, and the inputs are ready tensors"
-        raise OptionError(message(fact, then=["inputs=TEXTS, processor=tokenizer", "leave it out"]))
+        raise OptionError(fact, then=["inputs=TEXTS, processor=tokenizer", "leave it out"])
     kinds = {OF_PROCESSORS[name] for name in options}
     if not isinstance(inputs, Mapping) and len(kinds) > 1:
         fact = f"{given}: of several inputs, which must be named"
         names = ", ".join(f"{kind!r}: ..." for kind in sorted(kinds))
-        raise OptionError(message(fact, then=[f"inputs={{{names}}}"]))
+        raise OptionError(fact, then=[f"inputs={{{names}}}"])
     named = inputs if isinstance(inputs, Mapping) else {kinds.pop(): inputs}
     left = (
         replace(q, options={n: v for n, v in q.options.items() if n not in own})

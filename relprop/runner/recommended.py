@@ -77,7 +77,9 @@ def kind_of_call(model: nn.Module, inputs: object, target: object) -> str:
     that generates, which may read pictures, too), or ``""``."""
     base = base_model(model)
     given = _given(base, inputs)
-    kinds = set(_by_name(given)) or set(_by_form(given))
+    names = [f"_{name}" for name, _ in given]
+    kinds = {kind for end, kind in NAMED.items() if any(n.endswith(f"_{end}") for n in names)}
+    kinds = kinds or set(_by_form(given))
     if len(kinds) == 1 and kinds & {"speech", "pictures"}:
         return kinds.pop()
     generates = getattr(base, "can_generate", None)
@@ -95,12 +97,6 @@ def _given(model: nn.Module, inputs: Any) -> list[tuple[str, Tensor]]:
         names = [*inspect.signature(model.forward).parameters, *("" for _ in args)]
         named = list(zip(names, args, strict=False))
     return [(name, value) for name, value in named if isinstance(value, Tensor)]
-
-
-def _by_name(given: Sequence[tuple[str, Tensor]]) -> Iterator[str]:
-    """What kinds of things are given, by their names."""
-    for name, _ in given:
-        yield from (kind for end, kind in NAMED.items() if f"_{name}".endswith(f"_{end}"))
 
 
 def _by_form(given: Sequence[tuple[str, Tensor]]) -> Iterator[str]:

@@ -8,17 +8,16 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, fx
 
-from relprop.errors import JointStartWarning, message, warn
+from relprop.errors import JointStartWarning, warn
 from relprop.interpreter.accounts import Account
 from relprop.interpreter.accounts import added as joined
-from relprop.interpreter.batch import Passage, Passing, Walk, abreast, pending_at
+from relprop.interpreter.batch import Passage, Passing, abreast, pending_at
 from relprop.interpreter.crossing import Crossing
 from relprop.interpreter.ledger import Ledger
 from relprop.interpreter.points import Seed, added, sums
 from relprop.interpreter.reading import Reading, begun, reading_of
-from relprop.interpreter.walk import Pending
+from relprop.interpreter.walk import Pending, Walk
 from relprop.plan import POSITIONS, Plan
-from relprop.runner.backward import read_by
 from relprop.runner.needs import Needs
 from relprop.runner.run import Run
 from relprop.targets.start import Start, Term
@@ -49,7 +48,7 @@ class Relevance:
                 f"target {start.label[0]!r} combines {start.at_once} outputs, which start at once"
             )
             then = ["fewer are explained one by one and added up (docs/targets.md)"]
-            warn(JointStartWarning(message(fact, then=then)))
+            warn(JointStartWarning(fact, then=then))
         hooks, readings = needs.question.hooks, needs.backward.heads.readings
         account = needs.question.ledger is not False
         return cls.at_terms(
@@ -182,13 +181,12 @@ def _by(needs: Needs, plan: Plan) -> Needs:
     known = {n: reading_of(plan, n) for n in plan.starts}
     own = needs.backward
     heads = replace(own.heads, readings={n: r for n, r in known.items() if r is not None})
-    read = own.read | read_by(plan, own.in_chunks, heads)
-    return replace(needs, backward=replace(own, plan=plan, heads=heads, read=read))
+    return replace(needs, backward=replace(own, plan=plan, heads=heads))
 
 
 def _passage(plan: Plan, attention: Attention) -> Passage:
     """How relevance passes a site in chunks; what arrived at its result is handed out, too."""
-    crossing = Crossing.through(plan, attention)
+    crossing = Crossing.to(None, plan, attention)
 
     def passage(arrived: Tensor, values: Values) -> tuple[Walk, Pending]:
         done, left = crossing.whole(values, arrived)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, fx
@@ -28,8 +29,8 @@ from relprop.rollup import (
 from relprop.rules.fields import attended, of_queries, of_values, taken_through
 from relprop.rules.notes import SiteNote
 from relprop.runner.beginning import begun, in_parts, parts_of
-from relprop.runner.matrix_rows import Matrix, MatrixRows
-from relprop.runner.sweep import Sweep
+from relprop.runner.study import Sweep
+from relprop.runner.values import Matrix, MatrixRows
 from relprop.tracer.calls import Values, per_sample
 from relprop.tracer.chunked import Chunk
 from relprop.tracer.editing import val
@@ -59,9 +60,7 @@ class RollUp:
     def product(self, matrices: Mapping[fx.Node, Matrix], scales: Matrices) -> Pairs:
         """Σ of all products of the matrices (C without what skip connections alone leave), and
         that, by stream, each (batch, tokens). ``scales``: a factor at each merge that has one."""
-        whole = {n: m for n, m in matrices.items() if isinstance(m, Tensor)}
-        parts = {n: self._in_parts(n, m) for n, m in matrices.items() if isinstance(m, MatrixRows)}
-        found = self.walked(self.plan, self._field(1), {**whole, **scales}, parts)
+        found = self.walked(self.plan, self._field(1), {**matrices, **scales})
         return {s.name: self._read(s, found.get(s.node), 2).unbind(1) for s in self.streams}  # type: ignore[misc]
 
     def connected(self, maps: Mapping[fx.Node, Matrix]) -> dict[str, Tensor]:
@@ -79,7 +78,7 @@ class RollUp:
         sizes = {n: m.abs() if isinstance(m, Tensor) else m for n, m in maps.items()}
         return {name: (a != 0) | (b != 0) for name, (a, b) in self.product(sizes, {}).items()}
 
-    def row_scales(self, matrices: Matrices) -> dict[fx.Node, Tensor]:
+    def row_scales(self, matrices: Mapping[fx.Node, Matrix]) -> dict[fx.Node, Tensor]:
         """1/(1 + Σ_j E_h M) at the merge where each site's branch meets its identity, so that the
         rows of Ā sum to 1."""
         sums: dict[fx.Node, Tensor] = {}
@@ -88,9 +87,10 @@ class RollUp:
             sums[merge] = sums.get(merge, 0) + rows
         return {merge: 1 / (1 + total) for merge, total in sums.items()}
 
-    def _rows_at_merge(self, site: Site, matrix: Tensor) -> tuple[fx.Node, Tensor]:
+    def _rows_at_merge(self, site: Site, matrix: Matrix) -> tuple[fx.Node, Tensor]:
         """Where a site's branch meets its identity, and the sums of its rows, (batch, 1, ...), as
         they lie there."""
+        assert isinstance(matrix, Tensor)  # ``normalize_rows`` needs every map whole
         merge = skip_of(self.session.flow, site)
         rows = matrix.sum(-2 if site.transposed else -1).flatten(1, -2).mean(1)
         tokens = () if merge is None else token_axes(self.program, merge)
@@ -160,22 +160,15 @@ class RollUp:
             replace(s, rule=attended(extras[s.node][1])) if s.node in extras else s
             for s in self.plan.steps
         )
-        found = self.walked(
-            replace(self.plan, steps=steps),
-            self._field(count),
-            {n: m for n, (m, _) in extras.items() if isinstance(m, Tensor)},
-            {
-                n: self._in_parts(n, m, first)
-                for n, (m, first) in extras.items()
-                if isinstance(m, MatrixRows)
-            },
-        )
+        plan, starts = replace(self.plan, steps=steps), self._field(count)
+        first = {n: channel for n, (_, channel) in extras.items()}
+        found = self.walked(plan, starts, {n: m for n, (m, _) in extras.items()}, first)
         return {s.name: self._read(s, found.get(s.node), count + 1) for s in self.streams}
 
     def place(self, node: fx.Node, numbers: Tensor, ends: tuple[Stream, ...]) -> dict[str, Tensor]:
         """Numbers (batch, *token positions) at ``node``, handed down to each stream's tokens by
         skip connections alone, (batch, tokens)."""
-        plan = self.session.handing_down((node,), self.needs.sites, ends)
+        plan, _ = self.session.rollup((node,), self.needs.sites, ends)
         shape, tokens = val(node).shape, token_axes(self.program, node)
         sizes = [shape[i] if i in tokens else 1 for i in range(len(shape))]
         spread = numbers.reshape(len(numbers), 1, *sizes)
@@ -189,19 +182,20 @@ class RollUp:
         self,
         plan: Plan,
         starts: Mapping[fx.Node, Seed],
-        extras: Matrices,
-        passages: Mapping[fx.Node, Passage] | None = None,
-        hooks: Mapping[fx.Node, Hook] | None = None,
+        matrices: Mapping[fx.Node, Matrix],
+        first: Mapping[fx.Node, int] = MappingProxyType({}),
+        hooks: Mapping[fx.Node, Hook] = MappingProxyType({}),
     ) -> Mapping[fx.Node, Tensor]:
-        """What arrives at the token tensors of fields that start somewhere, through a plan."""
+        """What arrives at the token tensors of fields that start somewhere, through a plan.
+        ``first``: the channel that a matrix of rows alone fills, if it is one alone."""
+        extras = {n: m for n, m in matrices.items() if isinstance(m, Tensor)}
+        rows = ((n, m) for n, m in matrices.items() if isinstance(m, MatrixRows))
+        passages = {n: _passage(plan.step_at[n], m, first.get(n)) for n, m in rows}
         points = [n for n, seed in starts.items() if isinstance(seed, Points)]
         known = ((n, reading_of(plan, n)) for n in points)
         readings = {n: r for n, r in known if r is not None and extras.keys().isdisjoint(r.nodes)}
-        whole, first = passed_in(starts, readings, account=False)
-        passages = {**(passages or {}), **first}
-        passing = Passing(
-            plan, pending_at(whole), extras, account=False, hooks=hooks or {}, passages=passages
-        )
+        whole, begins = passed_in(starts, readings, account=False)
+        passing = Passing(plan, pending_at(whole), extras, False, hooks, passages | begins)
         found: dict[fx.Node, Tensor] = {}
         for part in self.sweep.backward():
             here = [n for n in plan.order if n in part.nodes]
@@ -209,9 +203,6 @@ class RollUp:
             found |= passing.through(here, values).found
             del part, values  # before the next segment is loaded
         return found
-
-    def _in_parts(self, node: fx.Node, rows: MatrixRows, first: int | None = None) -> Passage:
-        return _passage(self.plan.step_at[node], rows, first)
 
     def _field(self, channels: int) -> dict[fx.Node, Seed]:
         """The start's field behind ``channels`` empty ones."""

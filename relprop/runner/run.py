@@ -13,13 +13,13 @@ from relprop.adapters import Prepared
 from relprop.errors import InputError
 from relprop.interpreter.forward import Forward, Kept, detached, forward
 from relprop.interpreter.points import Excerpt, Made, Points, Seed
-from relprop.interpreter.reading import made_at, read_again
+from relprop.interpreter.reading import made_at
 from relprop.numerics import is_finite
 from relprop.runner.needs import Needs
 from relprop.runner.question import Question
 from relprop.runner.session import Session
 from relprop.targets.resolve import resolve
-from relprop.targets.start import Context, Start, Term
+from relprop.targets.start import Start, Term
 from relprop.tracer.binding import Inputs
 from relprop.tracer.calls import Values
 from relprop.tracer.facts import is_batched, is_floating, shape
@@ -98,7 +98,9 @@ class Run:
     def start(self, session: Session, target: object, *, walks: bool = True) -> Start:
         """What a target is, and, if any ``walks``, where relevance starts. Raises ``NoStart``."""
         with torch.enable_grad():
-            start = resolve(target, replace(self.context(session), walks=walks))
+            outputs = self.outputs(session.program)  # still attached to autograd
+            context = session.context(self.inputs, outputs, self.part.prepared.processor)
+            start = resolve(target, replace(context, walks=walks))
             return replace(start, scalars=self._attached(start, session))
 
     def started_as(self, session: Session, target: object, start: Start, *, walks: bool) -> Start:
@@ -138,7 +140,9 @@ class Run:
             return seed.at(values[node])
         readout = self.readouts[node]
         read = self.values(session, (readout.below, *readout.extra))
-        return read_again(readout, read, seed, session.program.dtype, self.forms)
+        cut, inside, _ = seed.gathered()
+        made = made_at(readout, read, cut, session.program.dtype, self.forms)
+        return made[inside].to(seed.numbers.dtype)
 
     def explained(self, session: Session, question: Question, start: Start) -> Tensor:
         """A number of every sample, (batch,), to be differentiated: y_t; for relevance as one
@@ -174,19 +178,6 @@ class Run:
         if left := set(nodes) - kept.keys():
             found |= execute(session.program, session.model, self.inputs, left, known=kept)
         return {n: found[n] for n in nodes}
-
-    def context(self, session: Session) -> Context:
-        """What targets are resolved against: the outputs are still attached to autograd."""
-        outputs = self.outputs(session.program)
-        return Context(
-            session.program,
-            session.model,
-            session.adapter,
-            self.inputs,
-            outputs,
-            session.rules,
-            processor=self.part.prepared.processor,
-        )
 
     def let_go(self, nodes: frozenset[fx.Node]) -> frozenset[fx.Node]:
         """Keep some values no longer, if they are large enough to matter: gives which."""

@@ -3,9 +3,10 @@ anew when a registered rule changes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -22,16 +23,17 @@ from relprop.errors import (
     nearest,
     warn,
 )
+from relprop.interpreter.points import Made
 from relprop.interpreter.replay import Replay
-from relprop.layout import Layout, lay_out
 from relprop.opening.wrapped import base_model
 from relprop.operations import Kind, kind
 from relprop.plan import Plan, flowing, make_plan
-from relprop.rollup import RollUpPlan, Stream, layer_outputs, rollup_plan
+from relprop.rollup import RollUpPlan, Stream, rollup_plan
 from relprop.rules import PAPER, PRESETS, RuleSet
-from relprop.rules.ruleset import Entry, named, registered
+from relprop.rules.ruleset import named, registered
 from relprop.runner.conditions import Conditions
 from relprop.targets.inside import nodes_inside, reads_inside
+from relprop.targets.start import Context
 from relprop.tracer.binding import Inputs
 from relprop.tracer.leaves import looked_up_elsewhere
 from relprop.tracer.names import named as with_names
@@ -40,6 +42,7 @@ from relprop.tracer.program import Program, Site, describe, place
 from relprop.tracer.trace import trace_program
 
 T = TypeVar("T")
+Nodes = tuple[fx.Node, ...]
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -68,23 +71,14 @@ class Session:
         made = program.memo.cache(("inside", inside), lambda: replace(program, inside=inside))
         return replace(self, program=made)
 
-    def plan(
-        self,
-        starts: tuple[fx.Node, ...],
-        wanted: frozenset[fx.Node],
-        *,
-        positions: bool = False,
-    ) -> Plan:
+    def plan(self, starts: Nodes, wanted: frozenset[fx.Node], *, positions: bool = False) -> Plan:
         """The relevance pass from ``starts`` up to ``wanted``, and to ``positions``, too."""
-        how = self.on_unknown
-
-        def make() -> Plan:
-            program, rules = self.program, self.rules
-            return make_plan(
-                program, self.model, rules, starts, wanted, on_unknown=how, positions=positions
-            )
-
-        return self.kept(("relevance", self.rules, starts, wanted, how, positions), make)
+        how, asked = self.on_unknown, (self.rules, starts, wanted)
+        make = partial(make_plan, self.program, self.model, *asked)
+        return self.kept(
+            ("relevance", *asked, how, positions),
+            lambda: make(on_unknown=how, positions=positions),
+        )
 
     def notices(self, plan: Plan | None) -> tuple[RelpropWarning, ...]:
         """What the user is to be warned of: operations that took the generic rule, added rules that
@@ -93,70 +87,51 @@ class Session:
         return (*found, *_notice_of_lookups(self.constant_lookups()))
 
     def rollup(
-        self, starts: tuple[fx.Node, ...], sites: tuple[Site, ...]
+        self, starts: Nodes, sites: tuple[Site, ...], read: tuple[Stream, ...] | None = None
     ) -> tuple[RollUpPlan, tuple[Stream, ...]]:
-        """The roll-up pass from ``starts`` to the token tensors."""
-        return self.kept(
-            ("rollup", starts, sites), lambda: rollup_plan(self.program, starts, sites)
-        )
-
-    def handing_down(
-        self, nodes: tuple[fx.Node, ...], sites: tuple[Site, ...], read: tuple[Stream, ...]
-    ) -> RollUpPlan:
-        """The walk from some tensors to the token tensors of ``read``."""
-        return self.kept(
-            ("down", nodes, sites, read),
-            lambda: rollup_plan(self.program, nodes, sites, read)[0],
-        )
+        """The roll-up pass from ``starts`` to the token tensors, or to those of ``read``."""
+        return self.once(rollup_plan, self.program, starts, sites, read)
 
     def replay(self, changed: fx.Node, end: fx.Node) -> Replay:
         """The part of the graph from one node to another, to be run again."""
-        return self.kept(
-            ("replay", changed, end),
-            lambda: Replay.between(self.program, changed, end),
-        )
+        return self.once(Replay.between, self.program, changed, end)
 
-    def past_attention(self, starts: tuple[fx.Node, ...], streams: tuple[Stream, ...]) -> list[str]:
+    def leads(self, node: fx.Node, ends: Iterable[fx.Node]) -> bool:
+        """Whether any of ``ends`` depends on a node by way of values that flow."""
+        flow = self.flow
+        return any(e in flow.members and flow.reaches(node, e) for e in ends)
+
+    def past_attention(self, starts: Nodes, streams: tuple[Stream, ...]) -> list[str]:
         """The explained inputs that feed a target but have no tokens in any attention: a
         convolutional tower beside a transformer."""
-        scored = {s.name for s in streams}
-        ends = [s for s in starts if s in self.flow.members]
-        return [
-            n
-            for n, leaf in self.program.leaves.items()
-            if n not in scored and any(self.flow.reaches(leaf, e) for e in ends)
-        ]
-
-    def layer_outputs(
-        self, sites: tuple[Site, ...], starts: tuple[fx.Node, ...]
-    ) -> dict[Site, fx.Node]:
-        """Where the sites' layers end."""
-        return self.kept(
-            ("layers", sites, starts), lambda: layer_outputs(self.program, self.flow, sites, starts)
-        )
-
-    def layout(self, stream: Stream) -> Layout:
-        """Where the stream's tokens came from."""
-        return self.kept(("layout", stream), lambda: lay_out(self.program, stream, self.flow))
+        leaves, scored = self.program.leaves.items(), {s.name for s in streams}
+        return [n for n, leaf in leaves if n not in scored and self.leads(leaf, starts)]
 
     @property
     def flow(self) -> Flow:
         """The program's flowing nodes."""
-        return self.kept(("flow",), lambda: flowing(self.program, PAPER))
+        return self.once(flowing, self.program, PAPER)
+
+    def context(
+        self, inputs: Inputs, outputs: Mapping[fx.Node, Made], processor: object
+    ) -> Context:
+        """What targets are resolved against."""
+        known = self.program, self.model, self.adapter, inputs, outputs, self.rules
+        return Context(*known, processor=processor)
 
     def constant_lookups(self) -> tuple[str, ...]:
         """Where the ids of an explained input are looked up but not explained."""
-
-        def make() -> tuple[str, ...]:
-            inputs = dict(zip(self.program.inputs, self.program.placeholders, strict=True))
-            return tuple(
+        inputs = dict(zip(self.program.inputs, self.program.placeholders, strict=True))
+        leaves = self.program.leaves.items()
+        ids = [(name, leaf) for name, leaf in leaves if kind(leaf) is Kind.EMBEDDING]
+        return self.kept(
+            ("constant lookups",),
+            lambda: tuple(
                 f"{name!r} at {place(n)}"
-                for name, leaf in self.program.leaves.items()
-                if kind(leaf) is Kind.EMBEDDING
+                for name, leaf in ids
                 for n in looked_up_elsewhere(inputs[name], leaf)
-            )
-
-        return self.kept(("constant lookups",), make)
+            ),
+        )
 
     def warn_once(self, notices: Iterable[RelpropWarning]) -> None:
         """Warn of what is not as one would expect, each once for a program."""
@@ -164,41 +139,39 @@ class Session:
             if is_strict() or self.program.memo.first_time(("told", str(notice))):
                 warn(notice)
 
+    def once(self, function: Callable[..., T], *given: Hashable) -> T:
+        """What a function makes of what is given, kept in the same way."""
+        return self.kept((function, *given), lambda: function(*given))
+
     def kept(self, key: tuple[Hashable, ...], make: Callable[[], T]) -> T:
         """What ``make`` gives, worked out once per program and kept with it under ``key``, until a
         registered rule changes."""
-        full = (*key, registered())
-        return self.program.memo.cache(full, make)
+        return self.program.memo.cache((*key, registered()), make)
 
 
-def _notices_of_untaken(plan: Plan) -> list[RelpropWarning]:
+def _notices_of_untaken(plan: Plan) -> Iterator[RelpropWarning]:
     """Of each rule that ``with_rule`` added, the newest for its key, and no operation takes."""
     taken, added = {id(step.rule) for step in plan.steps}, plan.rules.added
     newest = [e for i, e in enumerate(added) if e.key not in [b.key for b in added[:i]]]
     ignored = [e for e in newest if taken.isdisjoint(map(id, e.rule.alternatives))]
     around = [m for n in plan.program.graph.nodes for m in place(n).modules] if ignored else []
     paths = sorted({path.split("@")[0] for path, _ in around})
-    return [_untaken(entry, paths) for entry in ignored]
+    for entry in ignored:
+        near = get_close_matches(str(entry.key), paths) if entry.kind == "path" else []
+        near = [path for path in near if path != entry.key]
+        then = [f"its modules are called like {', '.join(map(repr, near))}"] if near else []
+        then += [entry.rule.named_kinds] if entry.rule.kinds else []
+        yield UnusedRuleWarning(
+            f"no operation that relevance passes takes the rule {entry.rule.name!r} that was added "
+            f"for {entry.key!r}",
+            then=[*then, "relprop.check(model, inputs, rules=...) lists the rules that are taken"],
+        )
 
 
-def _untaken(entry: Entry, paths: list[str]) -> RelpropWarning:
-    near = get_close_matches(str(entry.key), paths) if entry.kind == "path" else []
-    near = [path for path in near if path != entry.key]
-    then = [f"its modules are called like {', '.join(map(repr, near))}"] if near else []
-    then += [entry.rule.named_kinds] if entry.rule.kinds else []
-    return UnusedRuleWarning(
-        f"no operation that relevance passes takes the rule {entry.rule.name!r} that was added "
-        f"for {entry.key!r}",
-        then=[*then, "relprop.check(model, inputs, rules=...) lists the rules that are taken"],
-    )
-
-
-def _notice_of_generic(plan: Plan) -> list[RelpropWarning]:
-    if not plan.generic:
-        return []
-    ops = sorted({str(n.target) for n in plan.generic})
-    return [
-        GenericRuleWarning(
+def _notice_of_generic(plan: Plan) -> Iterator[RelpropWarning]:
+    if plan.generic:
+        ops = sorted({str(n.target) for n in plan.generic})
+        yield GenericRuleWarning(
             f"{len(plan.generic)} operations have no rule of their own and take "
             f"the generic one (Eq. 2): {', '.join(ops)}",
             at=describe(plan.generic[0]),
@@ -207,18 +180,14 @@ def _notice_of_generic(plan: Plan) -> list[RelpropWarning]:
                 "on_unknown='error' refuses them"
             ],
         )
-    ]
 
 
-def _notice_of_lookups(found: tuple[str, ...]) -> list[RelpropWarning]:
-    if not found:
-        return []
-    return [
-        UnexplainedPartWarning(
+def _notice_of_lookups(found: tuple[str, ...]) -> Iterator[RelpropWarning]:
+    if found:
+        yield UnexplainedPartWarning(
             "the ids are looked up several times, and only the first lookup is explained; "
             f"constant is that of {', '.join(found[:3])}{', ...' * (len(found) > 3)}"
         )
-    ]
 
 
 def open_session(

@@ -1,28 +1,28 @@
 """What attention lies between the inputs and a target: the sites on the way, the inputs that it
-depends on, and refusals where there is none."""
+depends on, and refusals where there is none; and the tensors that ``target_layers=`` names: outputs
+of module calls that hold tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import fx
 
 from relprop.errors import (
     NoAttentionError,
+    OptionError,
     RollUpError,
     TargetError,
     UnexplainedPartWarning,
-    message,
 )
 from relprop.operations import Kind, kind
-from relprop.rollup import Stream
+from relprop.rollup import Stream, tokens_of
 from relprop.runner.method import input_level
-from relprop.runner.session import Session
+from relprop.runner.session import Nodes, Session
 from relprop.tracer.editing import val
 from relprop.tracer.leaves import NO_EMBEDDING, mixed
-from relprop.tracer.program import Program, Site
+from relprop.tracer.program import Program, Site, is_floating, place, role
 
-Nodes = tuple[fx.Node, ...]
 EXPLAINS_EVERY_INPUT = "method='lrp' and the others at the input explain every input"
 
 
@@ -33,39 +33,28 @@ def refuse_unmixed(session: Session, sites: tuple[Site, ...], streams: tuple[Str
     for name in session.chosen:
         if name not in scored:
             raise RollUpError(
-                message(
-                    f"input {name!r} has no scores over attention: no attention that the target "
-                    "depends on mixes positions of it",
-                    then=[EXPLAINS_EVERY_INPUT],
-                )
+                f"input {name!r} has no scores over attention: no attention that the target "
+                "depends on mixes positions of it",
+                then=[EXPLAINS_EVERY_INPUT],
             )
 
 
 def notice_of_inputs(
     streams: Sequence[Stream], apart: Sequence[str]
-) -> tuple[UnexplainedPartWarning, ...]:
+) -> Iterator[UnexplainedPartWarning]:
     """Inputs that feed the target past all attention have no scores, and the user is told."""
-    if not (streams and apart):
-        return ()
-    named = ", ".join(map(repr, apart))
-    return (
-        UnexplainedPartWarning(
-            f"{named} feeds the target past all attention: "
+    if streams and apart:
+        yield UnexplainedPartWarning(
+            f"{', '.join(map(repr, apart))} feeds the target past all attention: "
             "methods over attention have no scores for it",
             then=[EXPLAINS_EVERY_INPUT],
-        ),
-    )
+        )
 
 
 def sites_between(session: Session, starts: Nodes) -> tuple[Site, ...]:
     """The attention sites on the way from an explained input to the target, in forward order."""
-    flow = session.flow
-    sites = tuple(
-        s
-        for s in session.program.sites
-        if s.contraction in flow.members
-        and any(e in flow.members and flow.reaches(s.contraction, e) for e in starts)
-    )
+    here = (s for s in session.program.sites if s.contraction in session.flow.members)
+    sites = tuple(s for s in here if session.leads(s.contraction, starts))
     if not sites:
         reached_inputs(session, starts)
     require_sites(session, sites)
@@ -82,12 +71,8 @@ LOOKED_UP = (
 def reached_inputs(session: Session, starts: Nodes) -> dict[str, fx.Node]:
     """The explained inputs that any of ``starts`` depends on, in the order of the model's call.
     Raises ``TargetError`` if there is none."""
-    flow, program = session.flow, session.program
-    found = {
-        n: leaf
-        for n, leaf in program.leaves.items()
-        if any(s in flow.members and flow.reaches(leaf, s) for s in starts)
-    }
+    program = session.program
+    found = {n: leaf for n, leaf in program.leaves.items() if session.leads(leaf, starts)}
     if found:
         return found
     named = ", ".join(map(repr, program.leaves)) or "there is none"
@@ -99,10 +84,8 @@ def reached_inputs(session: Session, starts: Nodes) -> dict[str, fx.Node]:
         "and what is computed of them there is a constant"
     )
     raise TargetError(
-        message(
-            f"the target depends on no explained input ({named})",
-            then=[*constants, *([read] * program.input_specialised)],
-        )
+        f"the target depends on no explained input ({named})",
+        then=[*constants, *([read] * program.input_specialised)],
     )
 
 
@@ -124,15 +107,56 @@ def require_sites(session: Session, sites: tuple[Site, ...]) -> None:
     hidden = hidden if session.program.sites else ""
     first, *others = past_attention(session.program)
     raise NoAttentionError(
-        message(
-            f"the model has no softmax attention over tokens between input and target{hidden}: "
-            f"{reasons}",
-            then=[
-                f"method={first!r} explains any model at its input, and so do "
-                f"{', '.join(map(repr, others))}",
-                "relprop.check(model, inputs) lists what was found",
-                "relprop.instrument(model, inputs, target=...).relevance(...) gives "
-                "relevance at any layer of any model",
-            ],
+        f"the model has no softmax attention over tokens between input and target{hidden}: "
+        f"{reasons}",
+        then=[
+            f"method={first!r} explains any model at its input, and so do "
+            f"{', '.join(map(repr, others))}",
+            "relprop.check(model, inputs) lists what was found",
+            "relprop.instrument(model, inputs, target=...).relevance(...) gives "
+            "relevance at any layer of any model",
+        ],
+    )
+
+
+def named_nodes(program: Program, paths: str | Sequence[str] | None) -> Nodes:
+    """The outputs of the module calls that ``target_layers=`` names. Raises ``OptionError`` for one
+    that is not there or holds no tokens, and for an empty list."""
+    if paths is not None and not paths:
+        raise OptionError(
+            f"target_layers={paths!r} names no module",
+            then=["leave it out for the last attention's input, or give module paths"],
+        )
+    return tuple(_last_of(program, p) for p in ([paths] if isinstance(paths, str) else paths or ()))
+
+
+def _last_of(program: Program, path: str) -> fx.Node:
+    """The output of the module call at ``path``."""
+    calls: list[fx.Node] = [
+        n
+        for n in program.graph.nodes
+        if n.op == "call_function"
+        and is_floating(n)
+        and role(n) == "activation"
+        and any(p == path for p, _ in place(n).modules)
+    ]
+    if calls and tokens_of(program, calls[-1]):
+        return calls[-1]
+    what = "the output of the module call" if calls else "no module call"
+    how = "holds no tokens" if calls else "is on the way"
+    known = _paths_with_tokens(program)
+    listed = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
+    raise OptionError(f"target_layers: {what} {path!r} {how}", then=[f"one of {listed}"])
+
+
+def _paths_with_tokens(program: Program) -> list[str]:
+    """The module calls in which any tensor holds tokens."""
+    return list(
+        dict.fromkeys(
+            p
+            for n in program.graph.nodes
+            if n.op not in ("output",) and role(n) == "activation" and tokens_of(program, n)
+            for p, _ in place(n).modules
+            if p
         )
     )

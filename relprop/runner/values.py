@@ -1,28 +1,38 @@
 """What a run found, as methods read it: at an attention site, at a tensor that holds tokens, at an
-input. And what a method over attention may return in place of matrices."""
+input. And what a method over attention may return: the matrices of sites whose map is never whole,
+a few rows at a time, made as the roll-up asks for them, or scores in place of matrices."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 from torch import Tensor, fx
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
+from relprop.interpreter.crossing import map_rows
 from relprop.numerics import at_least_float32
+from relprop.tracer.chunked import Chunk, chunked
 from relprop.tracer.editing import val
 from relprop.tracer.program import Site
 
+if TYPE_CHECKING:
+    from relprop.runner.attention_study import AttentionStudy
 
-def not_asked(need: str, read: str) -> OptionError:
-    """The refusal of a method that reads what it did not say it needs."""
-    return OptionError(
-        message(
+
+T = TypeVar("T")
+
+
+def asked(value: T | None, need: str, read: str) -> T:
+    """A value that a method reads. Raises ``OptionError`` where it did not say that it needs it."""
+    if value is None:
+        raise OptionError(
             f"a method reads {read}, which was not computed for it",
             then=[f"relprop.methods.register(..., needs=[{need!r}]), beside its other needs"],
         )
-    )
+    return value
 
 
 @dataclass(frozen=True)
@@ -39,16 +49,12 @@ class SiteValues:
     @property
     def gradient(self) -> Tensor:
         """∂y_t/∂A. Raises ``OptionError`` if it was not asked for."""
-        if self.slope is None:
-            raise not_asked("gradient", "the gradient at an attention map")
-        return self.slope
+        return asked(self.slope, "gradient", "the gradient at an attention map")
 
     @property
     def relevance(self) -> Tensor:
         """Relevance at A. Raises ``OptionError`` if it was not asked for."""
-        if self.arrived is None:
-            raise not_asked("relevance", "the relevance at an attention map")
-        return self.arrived
+        return asked(self.arrived, "relevance", "the relevance at an attention map")
 
 
 @dataclass(frozen=True)
@@ -69,9 +75,7 @@ class LayerValues:
     @property
     def gradient(self) -> Tensor:
         """∂y_t/∂value. Raises ``OptionError`` if it was not asked for."""
-        if self.slope is None:
-            raise not_asked("gradient", "the gradient at a layer's output")
-        return self.slope
+        return asked(self.slope, "gradient", "the gradient at a layer's output")
 
     @property
     def tokens(self) -> int:
@@ -116,3 +120,50 @@ def without_leading_one(value: Tensor, node: fx.Node) -> Tensor:
 def with_leading_one(value: Tensor, node: fx.Node) -> Tensor:
     """The same as the graph takes it."""
     return value.reshape(len(value), *val(node).shape)
+
+
+Wanted = Callable[[Chunk], bool]
+
+
+@dataclass(frozen=True)
+class MatrixRows:
+    """A matrix per query and key that is never whole: ``of(wanted)`` makes the rows of those chunks
+    that are wanted, (batch, *batch axes of the attention, rows, keys), one chunk after another."""
+
+    of: Callable[[Wanted], Iterator[tuple[Chunk, Tensor]]]
+
+
+Matrix = Tensor | MatrixRows
+
+
+def matrix_rows(
+    study: AttentionStudy, site: Site, function: Callable[[SiteValues], Tensor]
+) -> MatrixRows:
+    """A site's matrix, by a ``function`` of what was found at some rows of its map."""
+
+    def rows(wanted: Wanted) -> Iterator[tuple[Chunk, Tensor]]:
+        for chunk, found in _found(study, site, wanted):
+            matrix = function(found)
+            study.mixes_unattended |= goes_beyond(matrix, found)
+            yield chunk, matrix
+
+    return MatrixRows(rows)
+
+
+def goes_beyond(matrix: Tensor, found: SiteValues) -> bool:
+    """Whether a matrix is not 0 somewhere where A is: scores may then be given to tokens that no
+    way joins to the target."""
+    return bool((matrix.bool() > found.attention.bool()).any())
+
+
+def _found(study: AttentionStudy, site: Site, wanted: Wanted) -> Iterator[tuple[Chunk, SiteValues]]:
+    attention, end = study.needs.backward.in_chunks[site.contraction], site.contraction
+    by = chunked(attention, study.sweep.holding(end).values, study.program.dtype)
+    arrived, plan = study.sweep.found(end), study.needs.backward.plan
+    relevance = None if plan is None or arrived is None else (plan, arrived)
+    gradient = study.sweep.gradient(end)
+    factor = study.needs.backward.forms.at_maps.get(end, 1.0)
+    gradient = None if gradient is None else wide(gradient) * factor
+    for chunk, rows in map_rows(by, wanted, gradient, relevance):
+        slope = wide(rows["gradient"]) if "gradient" in rows else None
+        yield chunk, SiteValues(site, wide(rows["attention"]), slope, rows.get("relevance"))

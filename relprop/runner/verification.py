@@ -26,18 +26,7 @@ from relprop.interpreter.points import Excerpt, Made
 from relprop.interpreter.slopes import Slopes, slopes
 from relprop.progress import doing
 from relprop.rules.ruleset import registered
-from relprop.runner.differences import (
-    CHANGED,
-    DRAW_ALIKE,
-    EXACT_NUMBERS,
-    INSTEAD,
-    PICKED_BY_ROUNDING,
-    REPORT,
-    ROUNDED,
-    UNSEEN,
-    about_shared,
-    other_gradients,
-)
+from relprop.runner import differences as says
 from relprop.runner.session import Session
 from relprop.runner.unmoved import is_noise, unmoved_output
 from relprop.tracer.binding import Inputs, refuse_unlike
@@ -89,19 +78,11 @@ class Reference:
 
 
 class _Stale(Exception):
-    """The program isn't the model: it is captured anew, once, and then refused for ``reason``."""
-
-    def __init__(self, reason: CaptureError) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
+    """The program isn't the model: it is captured anew, once, and then refused for this reason."""
 
 
 class _Shared(Exception):
-    """Inputs that were taken for one entry per sample belong to all samples."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        super().__init__(", ".join(names))
-        self.names = names
+    """These inputs, which were taken for one entry per sample, belong to all samples."""
 
 
 class Verifier:
@@ -183,7 +164,7 @@ class Verifier:
         """Compare what was ``made`` of the model's outputs with the reference. Gives a function
         that compares their gradients, once per program."""
         self._add_outcome(outcome := self._found(session, ref, ref.parts(made)))
-        if outcome == ROUNDED:
+        if outcome == says.ROUNDED:
             return lambda: None
         return lambda: self._differentiate(session, ref)
 
@@ -205,10 +186,9 @@ class Verifier:
             more = f", {'; '.join(followed)} differentiated, too" if followed else ""
             other = "" if found.sizes == sizes_of(session.program) else " for other lengths"
             self._add_outcome(f"gradients equal to autograd's{other}{more}")
-        elif session.program.stored:
-            raise _Stale(CaptureError(other_gradients(found)))
         else:
-            raise CaptureError(other_gradients(found))
+            refusal = CaptureError(says.other_gradients(found))
+            raise _Stale(refusal) if session.program.stored else refusal
 
     def _found(self, session: Session, ref: Reference, values: Values) -> str:
         """What came of comparing values: a sentence, or a refusal."""
@@ -232,14 +212,14 @@ class Verifier:
             or not unmoved_output(program, self.model, ref.part, ends[g.output])
         ]
         if not found:
-            return "equal to the model's own output for the batch" + about_shared(ref.part)
+            return "equal to the model's own output for the batch" + says.about_shared(ref.part)
         for i in sorted({i for gap in found for i in gap.samples}):
             try:
                 self._compare_alone(program, ref, i, values)
             except RoundingError:
                 if session.program.dtype is not torch.float64:
                     raise
-                return ROUNDED
+                return says.ROUNDED
         if program.draws:
             self._note_draws(session, ref, values)
             return "equal to the model's own output for each sample alone, for the same draws"
@@ -257,7 +237,7 @@ class Verifier:
                 f"{found.output!r} of sample {ref.first} by {found.error:.1e} of its largest "
                 "value: one draw is explained"
             )
-            self.notices.append(ChanceWarning(fact, at=program.draws[0], then=DRAW_ALIKE))
+            self.notices.append(ChanceWarning(fact, at=program.draws[0], then=says.DRAW_ALIKE))
 
     def _gaps(self, program: Program, ref: Reference, values: Values) -> list[Gap]:
         """Where values differ from the reference: of a model that draws, everywhere."""
@@ -300,8 +280,8 @@ class Verifier:
         if unsteady(self.model, one, theirs, draws):
             raise _Stale(CaptureError(f"{fact}; {UNSTEADY}", then=KEEP_STEADY))
         if rounding_decides(program, self.model, one, mine, ref.cuts):
-            raise RoundingError(f"{fact}; {PICKED_BY_ROUNDING}", then=[EXACT_NUMBERS])
-        why, then = (UNSEEN, INSTEAD) if i else (CHANGED, REPORT)
+            raise RoundingError(f"{fact}; {says.PICKED_BY_ROUNDING}", then=[says.EXACT_NUMBERS])
+        why, then = (says.UNSEEN, says.INSTEAD) if i else (says.CHANGED, says.REPORT)
         raise _Stale(CaptureError(f"{fact}; {why}", then=then))
 
     def other_reading(self, sample: int = 0) -> tuple[str, ...]:
@@ -342,10 +322,10 @@ def verified(
                 warn(notice)
             return done
         except _Shared as other:
-            inputs = inputs.sharing(other.names)
+            inputs = inputs.sharing(other.args[0])
         except _Stale as stale:
             if anew:
-                raise stale.reason from None
+                raise stale.args[0] from None
             forget(model)
             verifier.returned, anew = None, True
         except InputError:

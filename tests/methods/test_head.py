@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import relprop
 from relprop.interpreter import points, reading
-from relprop.runner import heads, memory, rollup, verification
+from relprop.runner import memory, needing, needs, rollup, verification
 from relprop.runner import run as runs
 from relprop.runner.conditions import Conditions
 from relprop.runner.needing import needs_of
@@ -106,9 +106,9 @@ def passed(monkeypatch):
 
 def whole_head(monkeypatch):
     """From now on every head is passed whole."""
-    for room in (heads, rollup):
+    for room in (needing, rollup):
         monkeypatch.setattr(room, "reading_of", lambda *_: None)
-    monkeypatch.setattr(heads, "readout_of", lambda output: None)
+    monkeypatch.setattr(needs, "readout_of", lambda output: None)
 
 
 @pytest.fixture
@@ -514,7 +514,7 @@ def test_the_estimate_leaves_out_what_is_not_made():
     session = open_session(model, bind(ids), "paper", Conditions())
     asked = Question("gradient_x_input")
     whole = memory.taken(needs_of(session, asked, [(63, 3)]), 1)
-    cuts = heads.cuts_of(session, bind(ids), [(63, 3)], None)
+    cuts = needs.cuts_of(session, bind(ids), [(63, 3)], None)
     few = memory.taken(needs_of(session, asked, [(63, 3)], cuts=cuts), 1)
     assert whole - few >= 64 * 4000 * 4
 
