@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from relprop.adapters.pictures import framed
-from relprop.errors import InputError, OptionError, message
+from relprop.errors import InputError, OptionError
 from relprop.explanation import Explanation, TokenScores
 from relprop.reporting.chunks import png
 from relprop.reporting.maps import KINDS
@@ -27,10 +27,8 @@ def named_explanations(explanations: Any) -> list[tuple[str, Explanation]]:
     if not pairs or not all(isinstance(e, Explanation) for _, e in pairs):
         kinds = ", ".join(sorted({type(e).__name__ for _, e in pairs}))
         raise OptionError(
-            message(
-                f"report() is of explanations, not of {kinds or 'an empty list'}",
-                then=["relprop.report([explanation], 'report.html')"],
-            )
+            f"report() is of explanations, not of {kinds or 'an empty list'}",
+            then=["relprop.report([explanation], 'report.html')"],
         )
     seen: Counter[tuple[str, str]] = Counter()
     named = []
@@ -79,10 +77,8 @@ def refuse_nonfinite(label: str, e: Explanation) -> None:
     ]
     if bad:
         raise InputError(
-            message(
-                f"{label}: {bad[0]} holds NaN or infinite values, which no picture shows",
-                then=["relprop.explain(..., precision='float64')"],
-            )
+            f"{label}: {bad[0]} holds NaN or infinite values, which no picture shows",
+            then=["relprop.explain(..., precision='float64')"],
         )
 
 
@@ -134,10 +130,8 @@ def _refuse_values(pictures: Any, batch: int) -> None:
     finite = pictures.is_floating_point() and bool(torch.isfinite(pictures).all())
     if not finite or least < -1e-3 or most > 1 + 1e-3:
         raise InputError(
-            message(
-                f"pictures has values from {least:.3g} to {most:.3g}, not in [0, 1]",
-                then=["give the pictures as they were before normalisation"],
-            )
+            f"pictures has values from {least:.3g} to {most:.3g}, not in [0, 1]",
+            then=["give the pictures as they were before normalisation"],
         )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 
 if TYPE_CHECKING:
     from relprop.explanation import TokenScores
@@ -59,13 +59,11 @@ def original_heatmap(
     ``size``: of the whole picture, if it is shown smaller than it was."""
     if tokens.originals is None or tokens.image is None or tokens.grid is None:
         raise OptionError(
-            message(
-                "original_heatmap() needs the pictures as they were before processing",
-                then=[
-                    "relprop.explain(model, pictures, processor=image_processor)",
-                    *(["explanation.picture(0).original_heatmap()"] if tokens.pictures else []),
-                ],
-            )
+            "original_heatmap() needs the pictures as they were before processing",
+            then=[
+                "relprop.explain(model, pictures, processor=image_processor)",
+                *(["explanation.picture(0).original_heatmap()"] if tokens.pictures else []),
+            ],
         )
     original = tokens.originals[sample]
     _checked(size or original.size, original.size, 1)

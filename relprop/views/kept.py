@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 
 if TYPE_CHECKING:
     from relprop.explanation import Block, Explanation
@@ -46,17 +46,15 @@ def maps_of(block: Block, kind: str, sample: int) -> Tensor:
     found: Tensor | None = getattr(block, kind)
     if found is None:
         raise OptionError(
-            message(
-                f"this method computed no {kind} at {block.path}",
-                then=["method='transformer_attribution' has attention, gradient and relevance"],
-            )
+            f"this method computed no {kind} at {block.path}",
+            then=["method='transformer_attribution' has attention, gradient and relevance"],
         )
     if found.dim() != 4:
         fact = (
             f"{block.path} attends within parts of the input: its {kind} is "
             f"{list(found.shape[1:])} per sample"
         )
-        raise OptionError(message(fact, then=["explanation.blocks[...] has the numbers"]))
+        raise OptionError(fact, then=["explanation.blocks[...] has the numbers"])
     return found[sample]
 
 
@@ -69,8 +67,6 @@ def numbers(values: Tensor) -> np.ndarray:
 
 def _not_kept(what: str, keep: str) -> OptionError:
     return OptionError(
-        message(
-            f"{what} needs what this explanation did not keep",
-            then=[f"relprop.explain(..., keep={keep!r})"],
-        )
+        f"{what} needs what this explanation did not keep",
+        then=[f"relprop.explain(..., keep={keep!r})"],
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from relprop.error_boundary import guarded
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 from relprop.interpreter.ledger import Ledger
 from relprop.views.escape import visible
 from relprop.views.figure import GREY, TICK, axes_or_new, write_title
@@ -102,10 +102,8 @@ def _ledger_of(explanation: Explanation) -> Ledger:
     whole = explanation.ledger
     if whole is None or not whole.accounts:
         raise OptionError(
-            message(
-                f"ledger() needs relevance: method {explanation.method!r} has no ledger",
-                then=["relprop.explain(model, inputs)   # method='transformer_attribution'"],
-            )
+            f"ledger() needs relevance: method {explanation.method!r} has no ledger",
+            then=["relprop.explain(model, inputs)   # method='transformer_attribution'"],
         )
     return whole
 

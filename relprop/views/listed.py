@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 from relprop.views.audit import concerns
 from relprop.views.shown import place_of, units
 
@@ -27,10 +27,8 @@ def words(tokens: TokenScores, sample: int, *, share: bool = False) -> list[tupl
     """One sample's words, each with the sum of its tokens' scores, or its share of all words'."""
     if tokens.words is None:
         raise OptionError(
-            message(
-                "words() needs to know the tokenizer",
-                then=["relprop.explain(model, inputs, processor=tokenizer)"],
-            )
+            "words() needs to know the tokenizer",
+            then=["relprop.explain(model, inputs, processor=tokenizer)"],
         )
     if not isinstance(sample, int) or not -len(tokens.scores) <= sample < len(tokens.scores):
         raise OptionError(f"sample={sample!r}: the explanation has {len(tokens.scores)} samples")
@@ -48,9 +46,7 @@ def shares(parts: list[tuple[Any, float]]) -> list[tuple[Any, float]]:
 def seconds(tokens: TokenScores, rate: float | None) -> Tensor:
     """(tokens, 2): from when to when in the recording each token was made."""
     if tokens.spans is None or (rate is None and tokens.clock is None):
-        raise OptionError(
-            message("seconds() needs to know how long a step of the input is", then=SAY_RATE)
-        )
+        raise OptionError("seconds() needs to know how long a step of the input is", then=SAY_RATE)
     if rate is not None and not rate > 0:
         raise OptionError(f"seconds(rate={rate!r}): a positive number of steps per second")
     axis, known_step = tokens.clock or (0, 0.0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from relprop.error_boundary import guarded
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 from relprop.views.figure import (
     Panels,
     add_scale,
@@ -224,9 +224,7 @@ def _rows_of(found: Mapping[str, Explanation], sample: int) -> dict[str, Units]:
     others = [label for label, row in rows.items() if row.names != rows[first].names]
     if others:
         raise OptionError(
-            message(
-                f"compare(): {', '.join(others)} scores other tokens than {first}",
-                then=["compare those that score the same tokens with each other"],
-            )
+            f"compare(): {', '.join(others)} scores other tokens than {first}",
+            then=["compare those that score the same tokens with each other"],
         )
     return rows

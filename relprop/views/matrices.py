@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from relprop.error_boundary import guarded
-from relprop.errors import OptionError, message, nearest
+from relprop.errors import OptionError, nearest
 from relprop.views.figure import (
     GREY,
     TICK,
@@ -83,10 +83,8 @@ def matrix(
 def _c_matrix(explanation: Explanation, head: int | None, sample: int) -> Tensor:
     if head is not None:
         raise OptionError(
-            message(
-                f"matrix(head={head}) needs a block",
-                then=["relprop.plot.matrix(explanation, block=-1, head=0)"],
-            )
+            f"matrix(head={head}) needs a block",
+            then=["relprop.plot.matrix(explanation, block=-1, head=0)"],
         )
     return needed(only(explanation, "matrix()").matrix, "matrix()", "matrix")[sample]
 

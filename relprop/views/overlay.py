@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from relprop.adapters.pictures import Original, thumbnail
-from relprop.errors import InputError, OptionError, message
+from relprop.errors import InputError, OptionError
 from relprop.views.colours import colours
 from relprop.views.heat import original_heatmap
 from relprop.views.pixels import pixels
@@ -94,23 +94,19 @@ def _no_known_size(size: Any, original: Original | None, own: Any) -> InputError
     then = ["give the model's own image, undoing its normalisation: image * std + mean"]
     if original is None:
         then.append("relprop.explain(model, picture, processor=...) knows where its picture lies")
-    return InputError(message(fact, then=then))
+    return InputError(fact, then=then)
 
 
 def _refuse_no_picture(stream: TokenScores) -> None:
     if stream.grid is None or stream.image is None:
         raise OptionError(
-            message(
-                "heatmap() is for images: this explanation has no patch grid",
-                then=["relprop.plot.text(explanation)", "explanation.plot()"],
-            )
+            "heatmap() is for images: this explanation has no patch grid",
+            then=["relprop.plot.text(explanation)", "explanation.plot()"],
         )
     if len(stream.grid) != 2:
         raise OptionError(
-            message(
-                f"heatmap() is for one picture: this explanation's grid is {stream.grid}",
-                then=["explanation.picture(0).heatmap()", "explanation.plot()   # a map for each"],
-            )
+            f"heatmap() is for one picture: this explanation's grid is {stream.grid}",
+            then=["explanation.picture(0).heatmap()", "explanation.plot()   # a map for each"],
         )
 
 

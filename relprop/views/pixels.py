@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relprop.errors import InputError, message
+from relprop.errors import InputError
 
 
 def pixels(image: Any) -> np.ndarray:
@@ -23,10 +23,8 @@ def pixels(image: Any) -> np.ndarray:
     least, most = float(found.min()), float(found.max())
     if least < -0.05 or most > 1.05:
         raise InputError(
-            message(
-                f"image has values from {least:.3g} to {most:.3g}; a picture's are in [0, 1]",
-                then=["undo the normalisation: image * std + mean"],
-            )
+            f"image has values from {least:.3g} to {most:.3g}; a picture's are in [0, 1]",
+            then=["undo the normalisation: image * std + mean"],
         )
     shown: np.ndarray = found.clamp(0, 1).numpy()
     return shown

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 from relprop.views.escape import visible
 
 if TYPE_CHECKING:
@@ -64,15 +64,11 @@ def only(explanation: Explanation, what: str) -> TokenScores:
     if len(explanation.streams) == 1:
         return next(iter(explanation.streams.values()))
     raise OptionError(
-        message(
-            (
-                f"{what}: {len(explanation.streams)} inputs are explained: "
-                f"{', '.join(map(repr, explanation.streams))}"
-            ),
-            then=[
-                f"explanation[{name!r}], and the same call with it" for name in explanation.streams
-            ],
-        )
+        (
+            f"{what}: {len(explanation.streams)} inputs are explained: "
+            f"{', '.join(map(repr, explanation.streams))}"
+        ),
+        then=[f"explanation[{name!r}], and the same call with it" for name in explanation.streams],
     )
 
 
@@ -169,17 +165,13 @@ def text_only(explanation: Explanation, what: str) -> TokenScores:
     stream = only(explanation, what)
     if stream.grid is not None:
         raise OptionError(
-            message(
-                f"{what} is for texts: this explanation is of an image",
-                then=["relprop.plot.heatmap(explanation, image)"],
-            )
+            f"{what} is for texts: this explanation is of an image",
+            then=["relprop.plot.heatmap(explanation, image)"],
         )
     if stream.tokens is None and stream.words is None:
         raise OptionError(
-            message(
-                f"{what} is for texts: this explanation's tokens have no labels",
-                then=["relprop.explain(model, inputs, processor=tokenizer)", "explanation.plot()"],
-            )
+            f"{what} is for texts: this explanation's tokens have no labels",
+            then=["relprop.explain(model, inputs, processor=tokenizer)", "explanation.plot()"],
         )
     return stream
 
