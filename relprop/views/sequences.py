@@ -15,6 +15,7 @@ from relprop.views.figure import (
     write_ticks,
     write_title,
 )
+from relprop.views.regions import is_recording
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +28,7 @@ def plot_sequence(explanation: Explanation, sample: int, title: str) -> Figure:
     """Scores of tokens without labels: bars, or a line for a recording (sound, time series), in
     seconds if they are known."""
     tokens = next(iter(explanation.streams.values()))
-    fig = _line(tokens, explanation, sample) if _is_recording(tokens) else _bars(tokens, sample)
+    fig = _line(tokens, explanation, sample) if is_recording(tokens) else _bars(tokens, sample)
     write_title(fig.axes[0], title)
     return fig
 
@@ -46,15 +47,8 @@ def show_time(axes: Axes, tokens: TokenScores) -> None:
     bare(axes)
 
 
-def _is_recording(tokens: TokenScores) -> bool:
-    """Whether tokens without labels were made from several steps of the input each."""
-    if tokens.tokens is not None or tokens.spans is None:
-        return False
-    return bool((tokens.spans.diff(dim=-1) > 1).any())
-
-
 def _line(tokens: TokenScores, explanation: Explanation, sample: int) -> Figure:
-    assert tokens.spans is not None  # _is_recording
+    assert tokens.spans is not None  # is_recording
     known = tokens.source >= 0
     at = explanation.seconds() if tokens.clock else tokens.spans[:, 0]
     scores = tokens.scores[sample, known.to(tokens.scores.device)]
@@ -65,15 +59,10 @@ def _line(tokens: TokenScores, explanation: Explanation, sample: int) -> Figure:
 
 
 def _bars(tokens: TokenScores, sample: int) -> Figure:
-    scores, content = tokens.scores[sample].tolist(), tokens.content[sample].tolist()
-    labels = tokens.tokens[sample] if tokens.tokens else [str(i) for i in range(len(scores))]
-    fig, (axes,) = figure(1, max(4.0, 0.24 * len(scores) + 0.8), 2.3 + room_for(labels))
-    _draw_bars(axes, labels, scores, content)
-    return fig
-
-
-def _draw_bars(axes: Axes, labels: list[str], scores: list[float], content: list[bool]) -> None:
     """A bar per token: orange for the target, blue against it, grey for what is no content."""
+    scores, content = tokens.scores[sample].tolist(), tokens.content[sample].tolist()
+    labels = [str(i) for i in range(len(scores))]
+    fig, (axes,) = figure(1, max(4.0, 0.24 * len(scores) + 0.8), 2.3 + room_for(labels))
     colours = [
         hexadecimal(shade(0.75 if s >= 0 else -0.75)) if c else "lightgrey"
         for s, c in zip(scores, content, strict=True)
@@ -83,3 +72,4 @@ def _draw_bars(axes: Axes, labels: list[str], scores: list[float], content: list
     write_ticks(axes, "x", labels, rotation=90, most=10_000)
     axes.set_ylabel("score", fontsize=TICK)
     bare(axes)
+    return fig
