@@ -126,7 +126,7 @@ def _draw(
         ground = shade(share)
         colour = hexadecimal(ink(ground))
         corner, wide = (left - 0.16 * size, middle - 0.72 * size), right - left + 0.32 * size
-        filled = {"facecolor": hexadecimal(ground), "linewidth": 0}
+        filled: dict[str, Any] = {"facecolor": hexadecimal(ground), "linewidth": 0}
         ax.add_patch(Rectangle(corner, wide, 1.44 * size, **filled))
     how: dict[str, Any] = {"fontsize": size, "color": colour, "parse_math": False}
     ax.text(left, middle + 0.36 * size, word, clip_on=True, **how)
