@@ -19,7 +19,7 @@ from relprop.errors import OptionError
 from relprop.explanation.whole import answer_text, whole
 from relprop.methods import METHODS
 from relprop.views.generations import steps_of
-from relprop.views.sequences import is_recording
+from relprop.views.regions import is_recording
 from relprop.views.token_maps import columns, pictures_of
 
 if TYPE_CHECKING:

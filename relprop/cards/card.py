@@ -25,7 +25,7 @@ from relprop.rules import RuleSet
 from relprop.runner.question import Question, move_processor_options
 from relprop.tracer.binding import bind
 from relprop.tracer.surroundings import plain_numbers
-from relprop.views.sequences import is_recording
+from relprop.views.regions import is_recording
 
 
 @guarded

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from relprop.errors import InputError, OptionError
 from relprop.explanation import Explanation, TokenScores
-from relprop.views.sequences import is_recording
+from relprop.views.regions import is_recording
 
 Columns = Sequence[str] | Mapping[str, Sequence[str]] | None
 

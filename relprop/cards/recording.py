@@ -14,7 +14,7 @@ from torch import Tensor
 
 from relprop.explanation import Explanation, TokenScores
 from relprop.views.overlay import turned
-from relprop.views.sequences import is_recording
+from relprop.views.regions import is_recording
 from relprop.views.shown import only
 from relprop.views.token_maps import Maps, maps_of, pictures_of, strongest
 

@@ -226,9 +226,9 @@ class Explanation(OneInput):
 
     def show(self, sample: int = 0) -> None:
         """Print ``terminal(sample)``."""
-        from relprop.views.terminal import show
+        from relprop.views.terminal import print_text
 
-        show(self, sample)
+        print_text(self.terminal(sample))
 
     def seconds(self, rate: float | None = None) -> Tensor:
         """(tokens, 2): from when to when in the recording each token was made, before any

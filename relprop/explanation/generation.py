@@ -132,9 +132,10 @@ class Generation:
     def show(self, sample: int = 0, *, k: int = 5) -> None:
         """Print each generated token of a sample with the ``k`` tokens before it that it rests on
         most."""
-        from relprop.views.generations import show
+        from relprop.views.generations import terminal
+        from relprop.views.terminal import print_text
 
-        show(self, sample, k=k)
+        print_text(terminal(self, sample, k=k))
 
     def plot(self, *, sample: int = 0) -> Figure:
         """A matplotlib figure of one sample: a row per generated token, a column per token before

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from relprop.adapters.pictures import framed
-from relprop.errors import InputError, OptionError, message
+from relprop.errors import InputError, OptionError
 from relprop.explanation import Explanation, TokenScores
 from relprop.reporting.chunks import png
 from relprop.reporting.maps import KINDS
-from relprop.views.overlay import is_original, turned
-from relprop.views.pixels import pixels
+from relprop.views.overlay import is_original, pixels, turned
+from relprop.views.shown import pairs_of
 
 LONGEST = 448  # pixels of a picture's longer side
 
@@ -23,14 +23,13 @@ LONGEST = 448  # pixels of a picture's longer side
 def named_explanations(explanations: Any) -> list[tuple[str, Explanation]]:
     """The explanations, each with its method's name; two of one method for the same targets are
     told apart by number."""
-    pairs = _pairs(getattr(explanations, "explanations", explanations))  # a Comparison's
+    several = [explanations] if isinstance(explanations, Explanation) else explanations
+    pairs = pairs_of(several, "report()", "an explanation, or a list or a dict of them,")
     if not pairs or not all(isinstance(e, Explanation) for _, e in pairs):
         kinds = ", ".join(sorted({type(e).__name__ for _, e in pairs}))
         raise OptionError(
-            message(
-                f"report() is of explanations, not of {kinds or 'an empty list'}",
-                then=["relprop.report([explanation], 'report.html')"],
-            )
+            f"report() is of explanations, not of {kinds or 'an empty list'}",
+            then=["relprop.report([explanation], 'report.html')"],
         )
     seen: Counter[tuple[str, str]] = Counter()
     named = []
@@ -40,17 +39,6 @@ def named_explanations(explanations: Any) -> list[tuple[str, Explanation]]:
         times = seen[name, str(e.target)]
         named.append((name if times == 1 else f"{name} ({times})", e))
     return named
-
-
-def _pairs(explanations: Any) -> list[tuple[Any, Any]]:
-    """What is given, each with the name it has in a mapping."""
-    if isinstance(explanations, Mapping):
-        return list(explanations.items())
-    several = [explanations] if isinstance(explanations, Explanation) else explanations
-    if not isinstance(several, Iterable):
-        fact = f"report(): {type(explanations).__name__} is given"
-        raise OptionError(f"{fact}; an explanation, or a list or a dict of them, is needed")
-    return [(None, e) for e in several]
 
 
 def batch_of(named: list[tuple[str, Explanation]]) -> int:
@@ -72,18 +60,12 @@ def refuse_nonfinite(label: str, e: Explanation) -> None:
         for n in ("scores", "row", "identity", "matrix")
     }
     held |= {f"{kind} of {b.path}": getattr(b, kind) for b in e.blocks or () for kind in KINDS}
-    bad = [
-        name
-        for name, values in held.items()
-        if values is not None and not bool(torch.isfinite(values).all())
-    ]
-    if bad:
-        raise InputError(
-            message(
-                f"{label}: {bad[0]} holds NaN or infinite values, which no picture shows",
+    for name, values in held.items():
+        if values is not None and not bool(torch.isfinite(values).all()):
+            raise InputError(
+                f"{label}: {name} holds NaN or infinite values, which no picture shows",
                 then=["relprop.explain(..., precision='float64')"],
             )
-        )
 
 
 def data_uris(pictures: Any, explanations: Sequence[Explanation]) -> list[str] | None:
@@ -96,13 +78,11 @@ def data_uris(pictures: Any, explanations: Sequence[Explanation]) -> list[str] |
         seen = [original.seen() for original in kept or ()]
         there = [s.float() / 255 for s in seen if s is not None]
         return [png(s, LONGEST) for s in there] if there and len(there) == batch else None
-    if isinstance(pictures, (list, tuple)) or hasattr(pictures, "convert"):
-        given = list(pictures) if isinstance(pictures, (list, tuple)) else [pictures]
-        if len(given) != batch:
-            raise InputError(f"{len(given)} pictures are given for {batch} samples")
-    else:
-        _refuse_values(pictures, batch)
-        given = list(pictures)
+    given = [pictures] if hasattr(pictures, "convert") else pictures
+    if not isinstance(given, (list, tuple)):
+        _refuse_values(given, batch)
+    elif len(given) != batch:
+        raise InputError(f"{len(given)} pictures are given for {batch} samples")
     return [png(_seen(p, stream, n), LONGEST) for n, p in enumerate(given)]
 
 
@@ -129,25 +109,18 @@ def _seen(picture: Any, stream: TokenScores | None, sample: int) -> Tensor:
 
 def _refuse_values(pictures: Any, batch: int) -> None:
     """Refuse what is no batch of pictures in [0, 1]."""
-    _refuse_shape(pictures, batch)
+    is_tensor = isinstance(pictures, Tensor)
+    shape = list(pictures.shape) if is_tensor else type(pictures).__name__
+    fits = is_tensor and pictures.dim() == 4 and len(pictures) == batch
+    if not fits or pictures.shape[1] not in (1, 3):
+        raise InputError(
+            f"pictures is a tensor ({batch}, 1 or 3, H, W), not {shape}; or a list of {batch} "
+            "pictures"
+        )
     least, most = float(pictures.min()), float(pictures.max())
     finite = pictures.is_floating_point() and bool(torch.isfinite(pictures).all())
     if not finite or least < -1e-3 or most > 1 + 1e-3:
         raise InputError(
-            message(
-                f"pictures has values from {least:.3g} to {most:.3g}, not in [0, 1]",
-                then=["give the pictures as they were before normalisation"],
-            )
+            f"pictures has values from {least:.3g} to {most:.3g}, not in [0, 1]",
+            then=["give the pictures as they were before normalisation"],
         )
-
-
-def _refuse_shape(pictures: Any, batch: int) -> None:
-    if not isinstance(pictures, Tensor):
-        shape: Any = type(pictures).__name__
-    elif pictures.dim() == 4 and len(pictures) == batch and pictures.shape[1] in (1, 3):
-        return
-    else:
-        shape = list(pictures.shape)
-    raise InputError(
-        f"pictures is a tensor ({batch}, 1 or 3, H, W), not {shape}; or a list of {batch} pictures"
-    )

@@ -5,34 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from relprop.errors import OptionError
-from relprop.explanation import Explanation
-from relprop.methods import method_named
+from relprop.explanation import Explanation, TokenScores
+from relprop.methods import METHODS
 
 
 def code_for(explanation: Explanation, model: Mapping[str, Any] | None) -> str:
     """The call that made ``explanation``; ``model`` and ``inputs`` are the reader's to fill in,
     with what is known of them in comments."""
-    inputs = ", ".join(
-        _described(s.name, s.scores.shape[1], s.image) for s in explanation.streams.values()
-    )
+    inputs = ", ".join(map(_described, explanation.streams.values()))
     arguments, comment = _arguments(explanation)
+    made_of = "not given to the report"
+    if model is not None:
+        made_of = f"{model['class']}, weights sha256 {model['weights'][:16]}…"
     return "\n".join(
         [
             "import relprop",
             "",
-            f"model = ...     # {_line(_model(model))}",
+            f"model = ...     # {_line(made_of)}",
             f"inputs = ...    # a batch of {len(explanation)}: {_line(inputs)}",
             f"explanation = relprop.explain(model, inputs, {', '.join(arguments)}){comment}",
             'explanation.to_html("report.html", model=model)',
         ]
     )
-
-
-def _model(facts: Mapping[str, Any] | None) -> str:
-    if facts is None:
-        return "not given to the report"
-    return f"{facts['class']}, weights sha256 {facts['weights'][:16]}…"
 
 
 def _arguments(explanation: Explanation) -> tuple[list[str], str]:
@@ -42,21 +36,16 @@ def _arguments(explanation: Explanation) -> tuple[list[str], str]:
     if explanation.ledger is not None:
         arguments.append(f"rules={explanation.rules!r}")
     arguments += [f"{name}={value}" for name, value in _changed(explanation).items()]
-    if keep := _keep_argument(explanation):
+    matrix = any(stream.matrix is not None for stream in explanation.streams.values())
+    if keep := ("blocks",) * (explanation.blocks is not None) + ("matrix",) * matrix:
         arguments.append(f"keep={keep!r}")
     return arguments, comment
 
 
-def _keep_argument(explanation: Explanation) -> tuple[str, ...]:
-    blocks = explanation.blocks is not None
-    matrix = any(stream.matrix is not None for stream in explanation.streams.values())
-    return ("blocks",) * blocks + ("matrix",) * matrix
-
-
-def _described(name: str, count: int, image: tuple[int, ...] | None) -> str:
-    if image is None:
-        return f"{name!r} with {count} tokens"
-    return f"{name!r} of {'×'.join(map(str, image))}"
+def _described(tokens: TokenScores) -> str:
+    if tokens.image is None:
+        return f"{tokens.name!r} with {tokens.scores.shape[1]} tokens"
+    return f"{tokens.name!r} of {'×'.join(map(str, tokens.image))}"
 
 
 def _targets(targets: tuple[Any, ...]) -> tuple[str, str]:
@@ -77,12 +66,8 @@ def _targets(targets: tuple[Any, ...]) -> tuple[str, str]:
 def _changed(explanation: Explanation) -> dict[str, str]:
     """The options that are not the method's defaults, as they print."""
     given = explanation.facts.get("options", {})
-    try:
-        defaults = {
-            k: str(v) for k, v in method_named(explanation.method, level=None).options().items()
-        }
-    except OptionError:  # a method of the user's own that is not registered here
-        defaults = {}
+    by = METHODS.get(explanation.method)  # none: of the user's own, not registered here
+    defaults = {} if by is None else {k: str(v) for k, v in by.options().items()}
     return {k: _python(v) for k, v in given.items() if defaults.get(k) != v}
 
 

@@ -6,13 +6,9 @@ function tokenName(stream, i) {
   if (at < 0) return `token ${i} (the model's own)`;
   if (stream.grid === null) return `token ${i}`;
   if (stream.places) return stream.places[i];
-  const places = [];
-  let rest = at;
-  for (const n of [...stream.grid].reverse()) {
-    places.unshift(rest % n);
-    rest = Math.floor(rest / n);
-  }
-  return places.length === 2 ? `patch (${places[0]}, ${places[1]})` : `patch (${places[1]}, ${places[2]}) of frame ${places[0]}`;
+  const [rows, columns] = stream.grid.slice(-2);
+  const patch = `patch (${Math.floor(at / columns) % rows}, ${at % columns})`;
+  return stream.grid.length === 2 ? patch : `${patch} of frame ${Math.floor(at / columns / rows)}`;
 }
 
 // Of each token of a word of several: the whole word at its strongest token, null at the others.
@@ -24,11 +20,6 @@ function partsOf(stream) {
     parts.set(tokens.reduce((best, i) => (Math.abs(stream.scores[i]) > Math.abs(stream.scores[best]) ? i : best)), { name, tokens });
   }
   return parts;
-}
-
-// Numbers of parts as they are drawn: words' are sums of their tokens'.
-function largestOf(field, values) {
-  return field.order.reduce((most, i) => Math.max(most, Math.abs((field.parts.get(i)?.tokens ?? [i]).reduce((sum, k) => sum + values[k], 0))), 0);
 }
 
 class Field {
@@ -51,18 +42,15 @@ class Field {
 
   flow(tokens, kind, pick) {
     const long = tokens.length > (pick ? 400 : 100);
-    const list = make("div", null, { class: long ? `${kind} long` : kind, dir: "auto" });
-    if (pick) {
-      list.setAttribute("role", "group");
-      list.setAttribute("aria-label", kind === "words" ? "Tokens" : "Tokens of the model's own");
-    }
-    if (long && !pick) for (const [name, value] of [["role", "region"], ["aria-label", "Tokens, scrolled"], ["tabindex", "0"]]) list.setAttribute(name, value);
+    const group = { role: "group", "aria-label": kind === "words" ? "Tokens" : "Tokens of the model's own" };
+    const scrolled = long ? { role: "region", "aria-label": "Tokens, scrolled", tabindex: "0" } : {};
+    const list = make("div", null, { class: long ? `${kind} long` : kind, dir: "auto", ...(pick ? group : scrolled) });
     for (const i of tokens) {
       const part = this.parts.get(i);
       if (part === null) continue;
       const name = part ? visible(part.name) : this.stream.tokens !== null || this.stream.grid !== null ? tokenName(this.stream, i) : String(i);
-      const word = make(pick ? "button" : "span", name, { class: `word${this.stream.content[i] ? "" : " bare"}` });
-      if (pick) this.button(word, i);
+      const look = { class: `word${this.stream.content[i] ? "" : " bare"}` };
+      const word = pick ? this.button(i, name, look) : make("span", name, look);
       this.words.set(i, word);
       list.append(word);
     }
@@ -85,41 +73,51 @@ class Field {
     this.pen = this.canvas.getContext("2d");
     this.image = this.pen.createImageData(columns, rows);
     this.columns = columns;
-    this.rows = rows;
     this.cells = cells;
-    box.append(this.canvas);
+    const over = make("div", null, { class: "cells", ...(pick ? { role: "group", "aria-label": "Patches" } : {}) });
+    over.style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
+    over.style.gridTemplateRows = `repeat(${rows}, minmax(0, 1fr))`;
+    box.append(this.canvas, over);
     if (pick) {
-      const over = make("div", null, { class: "cells", role: "group", "aria-label": "Patches" });
-      over.style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
-      over.style.gridTemplateRows = `repeat(${rows}, minmax(0, 1fr))`;
       for (const i of cells) {
-        const cell = make("button");
-        cell.style.gridArea = `${Math.floor(source[i] / columns) + 1} / ${(source[i] % columns) + 1}`;
-        this.button(cell, i);
+        const cell = this.button(i);
+        cell.style.gridArea = this.area(source[i]);
         over.append(cell);
       }
-      box.append(over);
     } else {
-      this.outline = make("div", null, { class: "outline" });
-      this.outline.hidden = true;
-      box.append(this.outline);
+      this.outline = make("div", null, { class: "outline", hidden: "" });
+      over.append(this.outline);
     }
     return box;
   }
 
-  button(element, i) {
-    element.type = "button";
-    element.tabIndex = -1;
-    element.dataset.token = i;
-    element.setAttribute("aria-pressed", "false");
+  // Where in the lines and columns of the grid a patch is.
+  area(at) {
+    return `${Math.floor(at / this.columns) + 1} / ${(at % this.columns) + 1}`;
+  }
+
+  // The number of the part that is shown at token i: a word's is the sum of its tokens'.
+  sumAt(i, values) {
+    return (this.parts.get(i)?.tokens ?? [i]).reduce((sum, k) => sum + values[k], 0);
+  }
+
+  largest(values) {
+    return this.order.reduce((most, i) => Math.max(most, Math.abs(this.sumAt(i, values))), 0);
+  }
+
+  button(i, name, look = {}) {
+    const part = this.parts.get(i);
+    const said = `${part ? visible(part.name) : tokenName(this.stream, i)}, score ${brief(this.sumAt(i, this.stream.scores))}`;
+    const element = make("button", name, { type: "button", tabindex: "-1", "data-token": i, "aria-pressed": "false", "aria-label": said, ...look });
     this.buttons.set(i, element);
+    return element;
   }
 
   // Values (one per token) on a scale; what is smaller than `least` is left out. `over`: on the picture.
   draw(values, scale, least, over) {
     const colours = theme();
     for (const [i, word] of this.words) {
-      const value = values === null ? 0 : (this.parts.get(i)?.tokens ?? [i]).reduce((sum, k) => sum + values[k], 0);
+      const value = values === null ? 0 : this.sumAt(i, values);
       const at = Math.abs(value) < least ? STEPS : level(value, scale);
       word.style.backgroundColor = colours.css[at];
       word.style.color = colours.letters[at];
@@ -134,11 +132,7 @@ class Field {
         const value = Math.abs(values[i]) < least ? 0 : values[i];
         const at = level(value, scale);
         const pixel = (onPicture ? RAMPS.light : colours).colours[at];
-        const k = 4 * this.stream.source[i];
-        data[k] = pixel[0];
-        data[k + 1] = pixel[1];
-        data[k + 2] = pixel[2];
-        data[k + 3] = onPicture ? 0.9 * Math.abs(at - STEPS) : 255;
+        data.set([...pixel, onPicture ? 0.9 * Math.abs(at - STEPS) : 255], 4 * this.stream.source[i]);
       }
     }
     this.pen.putImageData(this.image, 0, 0);
@@ -155,11 +149,7 @@ class Field {
     if (this.outline === undefined) return;
     const at = this.stream.source[i];
     this.outline.hidden = at < 0;
-    if (at < 0) return;
-    this.outline.style.left = `${(100 * (at % this.columns)) / this.columns}%`;
-    this.outline.style.top = `${(100 * Math.floor(at / this.columns)) / this.rows}%`;
-    this.outline.style.width = `${100 / this.columns}%`;
-    this.outline.style.height = `${100 / this.rows}%`;
+    if (at >= 0) this.outline.style.gridArea = this.area(at);
   }
 
   // The token at which token i is shown.
@@ -171,14 +161,12 @@ class Field {
   // The token that an arrow key leads to from token i.
   next(i, key) {
     const at = this.order.indexOf(i);
-    const first = this.cells?.[0];
-    const inGrid = this.cells !== undefined && this.stream.source[i] >= 0;
     if (key === "Home") return this.order[0];
     if (key === "End") return this.order[this.order.length - 1];
-    if (inGrid && (key === "ArrowUp" || key === "ArrowDown")) {
+    if (this.cells !== undefined && this.stream.source[i] >= 0 && (key === "ArrowUp" || key === "ArrowDown")) {
       const wanted = this.stream.source[i] + (key === "ArrowUp" ? -this.columns : this.columns);
       const found = this.cells.find((c) => this.stream.source[c] === wanted);
-      return found ?? (key === "ArrowUp" && this.order[0] !== first ? this.order[0] : i);
+      return found ?? (key === "ArrowUp" && this.order[0] !== this.cells[0] ? this.order[0] : i);
     }
     const step = key === "ArrowLeft" || key === "ArrowUp" ? -1 : 1;
     return this.order[at + step] ?? i;

@@ -9,38 +9,31 @@ class HeadMaps {
     this.panels = [];
     place.replaceChildren();
     for (const [kind, title] of KINDS) {
-      const map = maps[kind];
-      const panel = make("figure");
-      panel.append(make("figcaption", title));
+      const panel = make("figure", make("figcaption", title));
       place.append(panel);
-      if (map === undefined) {
-        panel.append(make("p", "This method does not use it, so it was not computed.", { class: "note" }));
-        continue;
-      }
-      this.panels.push(this.panel(panel, kind, title, map, onPoint));
+      if (kind in maps) this.panels.push(this.panel(panel, title, maps[kind], onPoint));
+      else panel.append(make("p", "This method does not use it, so it was not computed.", { class: "note" }));
     }
     this.queries = this.panels[0].map.queries;
     this.heads = this.panels[0].map.heads;
   }
 
-  panel(place, kind, title, map, onPoint) {
-    const box = make("div", null, { class: "map" });
+  panel(place, title, map, onPoint) {
     const canvas = make("canvas", null, { width: map.keys, height: map.queries, role: "img" });
     const mark = make("div", null, { class: "rowmark" });
     mark.style.height = `${100 / map.queries}%`;
-    box.append(canvas, mark);
     const readout = make("p", "", { class: "readout" });
     const rows = make("div", null, { class: "field" });
-    place.append(box, readout, rows);
+    place.append(make("div", [canvas, mark], { class: "map" }), readout, rows);
     const keys = this.ofTokens.keys ? this.stream : map.keys <= 1024 ? plainStream(map.keys) : null;
     const field = keys === null ? null : new Field(rows, keys, false);
     canvas.addEventListener("pointermove", (event) => {
       const area = canvas.getBoundingClientRect();
       const at = (part, from, size, count) => Math.min(count - 1, Math.max(0, Math.floor(((part - from) / size) * count)));
-      onPoint(at(event.clientY, area.top, area.height, map.queries), at(event.clientX, area.left, area.width, map.keys), event.pointerType);
+      onPoint(at(event.clientY, area.top, area.height, map.queries), at(event.clientX, area.left, area.width, map.keys));
     });
     canvas.addEventListener("pointerleave", () => onPoint(null, null));
-    return { kind, title, map, canvas, mark, readout, field, keys };
+    return { title, map, canvas, mark, readout, field, keys };
   }
 
   // Draws the whole maps of a head.
@@ -53,25 +46,16 @@ class HeadMaps {
       const pen = canvas.getContext("2d");
       const image = pen.createImageData(map.keys, map.queries);
       for (let i = 0; i < map.queries; i += 1) {
-        const values = map.row(head, i);
-        for (let j = 0; j < map.keys; j += 1) {
-          if (values !== null) image.data.set([...colours[level(values[j], panel.largest)], 255], 4 * (i * map.keys + j));
-        }
+        map.row(head, i)?.forEach((v, j) => image.data.set([...colours[level(v, panel.largest)], 255], 4 * (i * map.keys + j)));
       }
       pen.putImageData(image, 0, 0);
-      const which = headName(head, map.lead);
-      canvas.setAttribute("aria-label", `${panel.title} of ${path}, ${which}: ${map.queries} queries by ${map.keys} keys, largest magnitude ${brief(panel.largest)}. Its numbers are in the table.`);
+      canvas.setAttribute("aria-label", `${panel.title} of ${path}, ${headName(head, map.lead)}: ${map.queries} queries by ${map.keys} keys, largest magnitude ${brief(panel.largest)}. Its numbers are in the table.`);
     }
-  }
-
-  // The rows of one query, by kind; null where there is none.
-  rows(query) {
-    return Object.fromEntries(this.panels.map((p) => [p.kind, p.map.row(this.head, query)]));
   }
 
   // Shows one query's rows, and the number at one key.
   show(query, key, threshold, over) {
-    for (const { map, mark, readout, field, keys, largest, kind } of this.panels) {
+    for (const { map, mark, readout, field, keys, largest } of this.panels) {
       const values = map.row(this.head, query);
       mark.style.top = `${(100 * query) / map.queries}%`;
       if (values === null) {
@@ -88,7 +72,6 @@ class HeadMaps {
       const pointed = key === null ? "" : ` Pointed at: ${brief(values[key])} (${name(key)}).`;
       const top = scale === 0 ? `Query ${query}: below what this map resolves.` : `Query ${query}: largest ${brief(values[most])} at ${name(most)}.`;
       readout.textContent = `${top}${pointed} Every number ± ${brief(error)}; map's largest ${brief(largest)}.`;
-      readout.dataset.kind = kind;
     }
   }
 }

@@ -6,11 +6,7 @@ let shown = null;
 let turn = 0;
 
 function options(select, entries, chosen) {
-  select.replaceChildren(...entries.map(([value, text, off]) => {
-    const option = make("option", visible(text, 90), { value });
-    option.disabled = off === true;
-    return option;
-  }));
+  select.replaceChildren(...entries.map(([value, text, off]) => make("option", visible(text, 90), { value, ...(off ? { disabled: "" } : {}) })));
   select.value = String(chosen);
 }
 
@@ -28,19 +24,17 @@ function drawControls() {
   const methods = [...new Set(data.explanations.map((e) => e.label))];
   const there = (label) => data.explanations.some((e) => e.label === label && sampleOf(e).target === target);
   options(byId("sample"), [...Array(data.batch).keys()].map((n) => [n, `${n + 1} of ${data.batch}${data.names ? `: ${data.names[n]}` : ""}`]), state.sample);
-  options(byId("target"), targets.map((t, k) => [k, t]), targets.indexOf(target));
-  options(byId("method"), methods.map((m, k) => [k, m, !there(m)]), methods.indexOf(one().label));
+  options(byId("target"), targets.map((t) => [t, t]), target);
+  options(byId("method"), methods.map((m) => [m, m, !there(m)]), one().label);
   options(byId("stream"), sampleOf(one()).streams.map((s, k) => [k, s.name]), state.stream);
   byId("sample").parentElement.hidden = data.batch === 1;
   byId("stream").parentElement.hidden = sampleOf(one()).streams.length === 1;
-  return { targets, methods };
 }
 
-function choose(target, label) {
-  const fits = (e, t, l) => (t === null || sampleOf(e).target === t) && (l === null || e.label === l);
-  const all = data.explanations;
-  const found = [all.findIndex((e) => fits(e, target, label)), all.findIndex((e) => fits(e, target, null))].find((k) => k >= 0);
-  state.explanation = found ?? 0;
+// The explanation of a target by a method, else the first that fits `otherwise`, else the first.
+function choose(target, label, otherwise) {
+  const both = (e) => sampleOf(e).target === target && e.label === label;
+  state.explanation = [both, otherwise].map((fits) => data.explanations.findIndex(fits)).find((k) => k >= 0) ?? 0;
 }
 
 // Everything for another explanation, sample or input.
@@ -54,22 +48,18 @@ async function refresh() {
   const stream = await readStream(sample.streams[state.stream]);
   if (mine !== turn) return;
   const before = shown;
-  shown = { sample, stream, heads: null };
+  shown = { sample, stream, heads: null, sampleNumber: state.sample };
   if (before === null || before.stream.count !== stream.count || before.stream.name !== stream.name || before.sampleNumber !== state.sample) {
     state.kept = stream.scores.reduce((best, v, i) => (v > stream.scores[best] ? i : best), 0);
   }
-  shown.sampleNumber = state.sample;
-  state.here = state.kept;
   byId("summary").textContent = `${data.names ? `${visible(data.names[state.sample], 90)}: ` : ""}Target ${visible(sample.target)}, output ${brief(sample.output)}; ${visible(label)}; ${stream.count} ${stream.grid === null ? "tokens" : "tokens on a grid of " + stream.grid.join("×")}.`;
   drawWords(sample.said);
   byId("picture-label").hidden = stream.picture === null;
   byId("score-note").textContent = stream.note ?? "";
   byId("words-label").hidden = ![...partsOf(stream).values()].length;
   shown.scores = new Field(byId("score-field"), stream, true, state.words);
-  state.kept = state.here = shown.scores.leader(state.kept);
   shown.row = stream.matrix === null ? null : new Field(byId("row-field"), stream, false);
   if (shown.row === null) byId("row-field").replaceChildren();
-  for (const [i, button] of shown.scores.buttons) button.setAttribute("aria-label", `${nameOf(i)}, score ${brief(sumOf(i))}`);
   byId("row-note").textContent = stream.matrix === null ? "C is not in this report. It is with keep=\"matrix\", for methods that multiply matrices and one explained input: relprop.explain(model, inputs, keep=\"matrix\")." : "";
   fill(byId("facts"), [...facts, ...modelFacts(), ["versions", data.versions.map((v) => v.join(" ")).join(", ")]]);
   byId("code").textContent = code;
@@ -78,16 +68,6 @@ async function refresh() {
   drawScores();
   await drawBeside(mine);
   await drawHeads();
-}
-
-// The part that is shown at token i: its name, and the sum of its tokens' scores.
-function nameOf(i) {
-  const part = shown.scores.parts.get(i);
-  return part ? visible(part.name) : tokenName(shown.stream, i);
-}
-
-function sumOf(i) {
-  return (shown.scores.parts.get(i)?.tokens ?? [i]).reduce((sum, k) => sum + shown.stream.scores[k], 0);
 }
 
 // The same question answered by every method of the report, each on its own scale.
@@ -99,25 +79,14 @@ async function drawBeside(mine) {
   if (others.length < 2) return;
   const read = await Promise.all(others.map((e) => readStream(sampleOf(e).streams.find((s) => s.name === name))));
   if (mine !== turn) return;
-  shown.beside = read.map((stream) => ({ stream, figure: make("figure") }));
-  shown.beside.forEach((panel, k) => {
-    const caption = make("figcaption");
+  shown.beside = read.map((stream, k) => {
     const pick = make("button", visible(others[k].label, 60), { type: "button", class: "link", "aria-pressed": String(others[k] === one()) });
     pick.addEventListener("click", () => { state.explanation = data.explanations.indexOf(others[k]); refresh(); });
-    caption.append(pick);
     const place = make("div", null, { class: "field" });
-    panel.figure.append(caption, place);
-    panel.field = new Field(place, panel.stream, false, state.words);
+    return { stream, figure: make("figure", [make("figcaption", pick), place]), field: new Field(place, stream, false, state.words) };
   });
   byId("beside-fields").replaceChildren(...shown.beside.map((panel) => panel.figure));
-  paintBeside();
-}
-
-function paintBeside() {
-  for (const { field, stream } of shown.beside ?? []) {
-    const largest = largestOf(field, stream.scores);
-    field.draw(stream.scores, largest, state.threshold * largest, state.over);
-  }
+  drawScores();
 }
 
 // The first box: what a reader who knows nothing else should know.
@@ -139,9 +108,11 @@ function modelFacts() {
 
 function drawScores() {
   const { stream, scores } = shown;
-  const largest = largestOf(scores, stream.scores);
-  scores.draw(stream.scores, largest, state.threshold * largest, state.over);
-  paintBeside();
+  for (const panel of [{ field: scores, stream }, ...(shown.beside ?? [])]) {
+    const most = panel.field.largest(panel.stream.scores);
+    panel.field.draw(panel.stream.scores, most, state.threshold * most, state.over);
+  }
+  const largest = scores.largest(stream.scores);
   drawLegend(byId("legend"), stream.scores.some((v) => v < 0));
   byId("score-scale").textContent = `largest ${brief(largest)}`;
   const above = [...stream.scores.keys()].filter((i) => Math.abs(stream.scores[i]) >= state.threshold * largest);
@@ -159,21 +130,17 @@ function show(i) {
   const name = tokenName(stream, i);
   scores.mark(i);
   const part = scores.parts.get(scores.leader(i));
-  byId("picked-name").textContent = part ? `${name} (of ${visible(part.name)}: ${brief(sumOf(scores.leader(i)))})` : name;
+  byId("picked-name").textContent = part ? `${name} (of ${visible(part.name)}: ${brief(scores.sumAt(scores.leader(i), stream.scores))})` : name;
   const values = stream.matrix === null ? null : stream.matrix(i);
+  const listed = row === null ? stream.scores : values ?? [];
+  const largest = listed.reduce((most, v, j) => (row !== null && j === i ? most : Math.max(most, Math.abs(v))), 0);
+  byId("top-title").textContent = row === null ? "Largest scores" : "Largest entries of its row of C";
+  drawTop(byId("top"), stream, listed, state.threshold * largest, 8);
   if (row !== null) {
     row.mark(i);
-    let largest = 0;
-    if (values !== null) for (let j = 0; j < values.length; j += 1) if (j !== i) largest = Math.max(largest, Math.abs(values[j]));
     row.draw(values, largest, state.threshold * largest, state.over);
     byId("row-caption").textContent = `Row of C of ${name}`;
     byId("row-note").textContent = values === null ? "This row of C is not in the file: the rows with the highest scores are." : `Colours end at ${brief(largest)}, the largest entry beside the token's own.`;
-    byId("top-title").textContent = "Largest entries of its row of C";
-    drawTop(byId("top"), stream, values ?? [], state.threshold * largest, 8);
-  } else {
-    const largest = stream.scores.reduce((most, v) => Math.max(most, Math.abs(v)), 0);
-    byId("top-title").textContent = "Largest scores";
-    drawTop(byId("top"), stream, stream.scores, state.threshold * largest, 8);
   }
   fill(byId("picked-facts"), [["score", exact(stream.scores[i])], ["row − skips alone", `${exact(stream.row[i])} − ${exact(stream.identity[i])}`]]);
   if (heads !== null) {
@@ -186,12 +153,11 @@ function show(i) {
 // Shows a token until another is kept.
 function keep(i, told = true) {
   i = shown.scores.leader(i);
-  shown.scores.buttons.get(state.kept)?.setAttribute("aria-pressed", "false");
-  for (const button of [shown.scores.buttons.get(state.kept)]) if (button) button.tabIndex = -1;
+  for (const k of [state.kept, i]) {
+    shown.scores.buttons.get(k)?.setAttribute("aria-pressed", String(k === i));
+    shown.scores.buttons.get(k)?.setAttribute("tabindex", k === i ? "0" : "-1");
+  }
   state.kept = i;
-  const button = shown.scores.buttons.get(i);
-  button.setAttribute("aria-pressed", "true");
-  button.tabIndex = 0;
   show(i);
   drawOpenTable();
   if (told) {
@@ -203,27 +169,25 @@ function keep(i, told = true) {
 function drawOpenTable() {
   if (!byId("table-details").open) return;
   const { stream, heads } = shown;
-  const maps = heads === null ? {} : heads.rows(state.query);
   const columns = [["Score", stream.scores], ["Row of C", stream.matrix === null ? null : stream.matrix(state.kept)]];
   const where = heads === null ? "" : `; A, ∇A and R: query ${state.query} of ${sampleOf(one()).blocks[state.block].path}, ${headName(state.head, heads.panels[0].map.lead)}, rounded`;
-  for (const [kind, title] of [["attention", "A"], ["gradient", "∇A"], ["relevance", "R"]]) if (kind in maps) columns.push([title, maps[kind]]);
+  for (const { title, map } of heads?.panels ?? []) columns.push([title.split(" ").pop(), map.row(state.head, state.query)]);
   drawTable(stream, columns, `Kept token: ${tokenName(stream, state.kept)}${where}`);
 }
 
 async function drawHeads() {
   const { blocks } = shown.sample;
   const mine = turn;
-  byId("heads-body").hidden = blocks === null || blocks.length === 0;
+  byId("heads-body").hidden = blocks === null;
   byId("heads-note").textContent = blocks === null
     ? "The maps of single heads are not in this report. They are with keep=\"blocks\": relprop.explain(model, inputs, keep=(\"blocks\", \"matrix\"))."
     : resolutions(blocks);
   drawLimits(blocks);
-  if (blocks === null || blocks.length === 0) return;
+  if (blocks === null) return;
   state.block = Math.min(state.block, blocks.length - 1);
   const block = blocks[state.block];
   const { path } = block;
-  const maps = Object.fromEntries(KINDS.filter(([kind]) => kind in block).map(([kind]) => [kind, block[kind]]));
-  const read = Object.fromEntries(await Promise.all(Object.entries(maps).map(async ([kind, map]) => [kind, await readMap(map)])));
+  const read = Object.fromEntries(await Promise.all(KINDS.filter(([kind]) => kind in block).map(async ([kind]) => [kind, await readMap(block[kind])])));
   if (mine !== turn || path !== shown.sample.blocks[state.block].path) return;
   shown.heads = new HeadMaps(byId("maps"), shown.stream, block, read, point);
   state.head = Math.min(state.head, shown.heads.heads - 1);
@@ -231,7 +195,11 @@ async function drawHeads() {
   options(byId("block"), blocks.map((b, k) => [k, `${k}: ${b.path}`]), state.block);
   options(byId("head"), [-1, ...Array(shown.heads.heads).keys()].map((h) => [h, headName(h, block.attention.lead)]), state.head);
   byId("query").max = String(shown.heads.queries - 1);
-  shown.heads.chooseHead(state.head, path);
+  drawHead();
+}
+
+function drawHead() {
+  shown.heads.chooseHead(state.head, shown.sample.blocks[state.block].path);
   show(state.here);
   drawOpenTable();
 }
@@ -247,26 +215,22 @@ function resolutions(blocks) {
 
 function drawLimits(blocks) {
   const { dtype } = shown.stream;
+  const ofMaps = "Where a map has as many queries or keys as one explained input has tokens, they are taken to be these tokens; windows and others are shown by number.";
   const lines = [
     dtype === "float32" ? "Scores, rows of C and what is derived from them are the explanation's own float32 numbers." : `Scores and rows of C are the explanation's ${dtype} numbers as float32.`,
     "A score is the entry of C's row that the head reads, less what skip connections alone leave of it (Chefer et al. 2021, Eq. 13 and 14), for methods with such a row.",
     "Patches are drawn as even tiles of the picture; colours of scores end at the largest magnitude.",
+    ...(blocks === null ? [] : [resolutions(blocks), ofMaps]),
   ];
-  if (blocks !== null && blocks.length > 0) {
-    lines.push(resolutions(blocks), "Where a map has as many queries or keys as one explained input has tokens, they are taken to be these tokens; windows and others are shown by number.");
-  }
   byId("limits").replaceChildren(...lines.map((line) => make("li", line)));
 }
 
 function drawBooks() {
   const { ledger } = shown.sample;
   byId("ledger-body").hidden = ledger === null;
-  if (ledger === null) {
-    byId("ledger-note").textContent = "This method propagates no relevance, so there are no books.";
-    return;
-  }
-  byId("ledger-note").textContent = `${ledger.accounts} operations; started = reached + absorbed + lost + flowed on + residual. Largest residual of any operation: ${brief(ledger.worst)} of its Σ|R| (balanced below 1e-5). What flowed on is not lost: it is the relevance that went past what this method reads (a method over attention reads at attention maps, and skip connections carry most relevance past them); a large share is usual.`;
-  const deepest = depths(ledger);
+  byId("ledger-note").textContent = ledger === null ? "This method propagates no relevance, so there are no books." : `${ledger.accounts} operations; started = reached + absorbed + lost + flowed on + residual. Largest residual of any operation: ${brief(ledger.worst)} of its Σ|R| (balanced below 1e-5). What flowed on is not lost: it is the relevance that went past what this method reads (a method over attention reads at attention maps, and skip connections carry most relevance past them); a large share is usual.`;
+  if (ledger === null) return;
+  const deepest = Math.max(1, ...ledger.modules.map(([path]) => path.split(".").length));
   const select = byId("depth");
   const chosen = Math.min(Number(select.value || 2), deepest);
   options(select, [...Array(deepest).keys()].map((k) => [k + 1, String(k + 1)]), chosen);
@@ -303,29 +267,15 @@ function listen() {
     const { target } = sampleOf(one());
     const { label } = one();
     state.sample = Number(event.target.value);
-    choose(target, label);
-    if (sampleOf(one()).target !== target || one().label !== label) choose(null, label);
+    choose(target, label, (e) => e.label === label);
     refresh();
   });
-  byId("target").addEventListener("change", (event) => {
-    choose([...new Set(data.explanations.map((e) => sampleOf(e).target))][Number(event.target.value)], one().label);
-    refresh();
-  });
-  byId("method").addEventListener("change", (event) => {
-    choose(sampleOf(one()).target, [...new Set(data.explanations.map((e) => e.label))][Number(event.target.value)]);
-    refresh();
-  });
-  byId("stream").addEventListener("change", (event) => { state.stream = Number(event.target.value); refresh(); });
+  byId("target").addEventListener("change", ({ target: { value } }) => { choose(value, one().label, (e) => sampleOf(e).target === value); refresh(); });
+  byId("method").addEventListener("change", (event) => { choose(sampleOf(one()).target, event.target.value, () => true); refresh(); });
+  for (const [id, draw] of [["stream", refresh], ["block", drawHeads], ["head", drawHead]]) byId(id).addEventListener("change", (event) => { state[id] = Number(event.target.value); draw(); });
   byId("threshold").addEventListener("input", (event) => { state.threshold = Number(event.target.value) / 100; drawScores(); show(state.here); });
   byId("picture").addEventListener("change", (event) => { state.over = event.target.checked; drawScores(); show(state.here); });
   byId("words").addEventListener("change", (event) => { state.words = event.target.checked; refresh(); });
-  byId("block").addEventListener("change", (event) => { state.block = Number(event.target.value); drawHeads(); });
-  byId("head").addEventListener("change", (event) => {
-    state.head = Number(event.target.value);
-    shown.heads.chooseHead(state.head, shown.sample.blocks[state.block].path);
-    show(state.here);
-    drawOpenTable();
-  });
   byId("query").addEventListener("change", (event) => {
     const i = Math.max(0, Math.min(shown.heads.queries - 1, Math.round(Number(event.target.value)) || 0));
     state.query = i;

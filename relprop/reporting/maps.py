@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from relprop.explanation import Block
 from relprop.reporting.chunks import Chunks
@@ -24,25 +25,13 @@ FEWER_ROWS = 63  # the resolution at which rows are left out
 KINDS = ("attention", "gradient", "relevance")
 
 
-@dataclass(frozen=True)
-class Rounded:
-    """Whole numbers, and the size of one step for each map (or row): value = whole number ·
-    step."""
-
-    values: np.ndarray
-    steps: np.ndarray
-
-
-def rounded(maps: np.ndarray, level: int, axes: tuple[int, ...]) -> Rounded:
-    """Numbers to within 1/``level`` of the largest magnitude along ``axes``."""
-    largest = (
-        np.abs(maps).max(axis=axes, keepdims=True)
-        if maps.size
-        else np.zeros((1,) * maps.ndim, np.float32)
-    )
+def rounded(maps: np.ndarray, level: int, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers to within 1/``level`` of the largest magnitude along ``axes``: whole numbers, and the
+    size of one step for each map (or row): value = whole number · step."""
+    largest = np.abs(maps).max(axis=axes, keepdims=True, initial=0)
     steps = (2 / level * largest).astype(np.float32)
     whole = np.rint(maps / np.where(steps > 0, steps, 1)).clip(-(level // 2), level // 2)
-    return Rounded(whole.astype(np.int16 if level > 255 else np.int8), steps.reshape(-1))
+    return whole.astype(np.int16 if level > 255 else np.int8), steps.reshape(-1)
 
 
 def compressed_size(values: np.ndarray) -> int:
@@ -66,12 +55,12 @@ class Entry:
     def size(self, level: int) -> int:
         """About how many characters it takes at a resolution."""
         if level not in self.sizes:
-            self.sizes[level] = compressed_size(rounded(self.maps, level, (1, 2)).values)
+            self.sizes[level] = compressed_size(rounded(self.maps, level, (1, 2))[0])
         return self.sizes[level]
 
     def mean_size(self) -> int:
         """About how many characters the mean over heads takes."""
-        return compressed_size(rounded(self.maps.mean(0), 255, (1,)).values)
+        return compressed_size(rounded(self.maps.mean(0), 255, (1,))[0])
 
 
 @dataclass
@@ -81,16 +70,16 @@ class Maps:
 
     entries: dict[bytes, Entry] = field(default_factory=dict)
 
-    def add(self, block: Block, sample: int, scores: np.ndarray) -> dict[str, bytes]:
+    def add(self, block: Block, sample: int, scores: Tensor) -> dict[str, bytes]:
         """A block's maps, by kind. ``scores`` (tokens,): rows are wanted by them where the queries
         are these tokens, by what they hold otherwise."""
         kept = {kind: getattr(block, kind) for kind in KINDS if getattr(block, kind) is not None}
-        arrays = {kind: t[sample].detach().cpu().float().numpy() for kind, t in kept.items()}
+        whole = {kind: t[sample].detach().cpu().float() for kind, t in kept.items()}
+        arrays = {kind: t.flatten(0, -3).numpy() for kind, t in whole.items()}
         lead = tuple(block.attention.shape[1:-2])
-        arrays = {kind: a.reshape(-1, *a.shape[-2:]) for kind, a in arrays.items()}
         weights = np.abs(arrays.get("relevance", arrays["attention"])).sum((0, 2))
         if len(lead) == 1 and len(scores) == block.attention.shape[-2]:
-            weights = np.abs(scores)
+            weights = scores.detach().cpu().float().abs().numpy()
         order = np.argsort(-weights, kind="stable")
         keys = {kind: _digest(array) for kind, array in arrays.items()}
         for kind, array in arrays.items():
@@ -139,20 +128,20 @@ def _written(
     entry: Entry, chunks: Chunks, level: int, share: float, mean_share: float
 ) -> dict[str, Any]:
     rows, mean_rows = (_rows(entry, s) for s in (share, mean_share))
-    whole = rounded(entry.maps, level, (1, 2))
-    mean = rounded(entry.maps.mean(0), 255, (1,))
+    whole, steps = rounded(entry.maps, level, (1, 2))
+    mean, mean_steps = rounded(entry.maps.mean(0), 255, (1,))
     return {
         "level": level,
         "lead": list(entry.lead),
         "heads": len(entry.maps),
         "queries": entry.maps.shape[1],
         "keys": entry.maps.shape[2],
-        "values": chunks.add(whole.values[:, rows]),
-        "steps": [float(s) for s in whole.steps],
+        "values": chunks.add(whole[:, rows]),
+        "steps": [float(s) for s in steps],
         "rows": _listed(rows, entry),
         "wide": level > 255,
-        "mean": chunks.add(mean.values[mean_rows]),
-        "mean_steps": chunks.add(mean.steps[mean_rows]),
+        "mean": chunks.add(mean[mean_rows]),
+        "mean_steps": chunks.add(mean_steps[mean_rows]),
         "mean_rows": _listed(mean_rows, entry),
     }
 

@@ -15,16 +15,16 @@ async function numbers(number, Type) {
   return new Type(await inflated.get(number));
 }
 
+const ARRAYS = { scores: Float32Array, row: Float32Array, identity: Float32Array, content: Uint8Array, source: Int32Array };
+
 async function readStream(stream) {
-  const [scores, row, identity, content, source] = await Promise.all([
-    numbers(stream.scores, Float32Array), numbers(stream.row, Float32Array), numbers(stream.identity, Float32Array),
-    numbers(stream.content, Uint8Array), numbers(stream.source, Int32Array),
-  ]);
-  const matrix = stream.matrix === null ? null : matrixReader(await numbers(stream.matrix.chunk, Float32Array), stream.matrix.rows, stream.count);
-  return { ...stream, scores, row, identity, content, source, matrix };
+  const read = await Promise.all(Object.entries(ARRAYS).map(async ([name, Type]) => [name, await numbers(stream[name], Type)]));
+  const matrix = stream.matrix === null ? null : rowsOf(await numbers(stream.matrix.chunk, Float32Array), stream.matrix.rows, stream.count);
+  return { ...stream, ...Object.fromEntries(read), matrix };
 }
 
-function matrixReader(values, rows, keys) {
+// Of numbers of some rows (all where `rows` is null): row i, or null.
+function rowsOf(values, rows, keys) {
   const place = rows === null ? null : new Map(rows.map((r, i) => [r, i]));
   return (i) => {
     const at = place === null ? i : place.get(i);
@@ -37,36 +37,24 @@ async function readMap(map) {
   const [whole, mean, meanSteps] = await Promise.all([
     numbers(map.values, map.wide ? Int16Array : Int8Array), numbers(map.mean, Int8Array), numbers(map.mean_steps, Float32Array),
   ]);
-  const place = map.rows === null ? null : new Map(map.rows.map((r, i) => [r, i]));
-  const meanPlace = map.mean_rows === null ? null : new Map(map.mean_rows.map((r, i) => [r, i]));
-  const count = map.rows === null ? map.queries : map.rows.length;
-  const { keys } = map;
-  const one = (head, i, values) => {
-    const at = place === null ? i : place.get(i);
-    if (at === undefined) return null;
-    const from = (head * count + at) * keys;
-    for (let j = 0; j < keys; j += 1) values[j] += whole[from + j] * map.steps[head];
-    return values;
-  };
-  const meanAt = (i) => (meanPlace === null ? i : meanPlace.get(i));
+  const { steps, keys } = map;
+  const size = whole.length / map.heads;
+  const heads = steps.map((_, h) => rowsOf(whole.subarray(h * size, (h + 1) * size), map.rows, keys));
+  const [meanRow, meanStep] = [rowsOf(mean, map.mean_rows, keys), rowsOf(meanSteps, map.mean_rows, 1)];
+  const scaled = (values, step) => (values === null ? null : new Float32Array(values).map((v) => v * step));
   const row = (head, i) => {
-    const values = new Float32Array(keys);
-    if (head >= 0) return one(head, i, values);
-    const at = meanAt(i);
-    if (at !== undefined) return values.map((_, j) => mean[at * keys + j] * meanSteps[at]);
-    for (let h = 0; h < map.heads; h += 1) if (one(h, i, values) === null) return null; // no room for this mean: of the rounded heads
-    return values.map((v) => v / map.heads);
+    if (head >= 0) return scaled(heads[head](i), steps[head]);
+    if (meanRow(i) !== null) return scaled(meanRow(i), meanStep(i)[0]);
+    const all = heads.map((read) => read(i)); // no room for this mean: of the rounded heads
+    return all[0] === null ? null : new Float32Array(keys).map((_, j) => all.reduce((sum, values, h) => sum + values[j] * steps[h], 0) / map.heads);
   };
   const error = (head, i) => {
-    if (head >= 0) return map.steps[head] / 2;
-    return meanAt(i) === undefined ? map.steps.reduce((sum, s) => sum + s, 0) / map.heads / 2 : meanSteps[meanAt(i)] / 2;
+    if (head >= 0) return steps[head] / 2;
+    return (meanStep(i)?.[0] ?? steps.reduce((sum, s) => sum + s, 0) / map.heads) / 2;
   };
   const largest = (head) => {
     let most = 0;
-    for (let i = 0; i < map.queries; i += 1) {
-      const values = row(head, i);
-      if (values !== null) for (const v of values) most = Math.max(most, Math.abs(v));
-    }
+    for (let i = 0; i < map.queries; i += 1) most = (row(head, i) ?? []).reduce((best, v) => Math.max(best, Math.abs(v)), most);
     return most;
   };
   return { ...map, row, error, largest };

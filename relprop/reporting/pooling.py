@@ -12,15 +12,8 @@ from torch import Tensor
 
 from relprop.explanation import TokenScores
 
-PER_TOKEN = (
-    "tokens",
-    "matrix",
-    "input",
-    "spans",
-    "words",
-    "texts",
-    "layers",
-)  # what cells have none of
+# What cells have none of.
+PER_TOKEN = ("padding", "tokens", "matrix", "input", "spans", "words", "texts", "layers")
 MOST_CELLS = 4096  # more positions than that are summed: no hand finds a single one
 
 
@@ -39,23 +32,23 @@ def pooled_tokens(tokens: TokenScores) -> tuple[TokenScores, str | None]:
     step = _step(extent)
     coarse = tuple(-(-n // step) for n in extent)
     cells = _cells(tokens, extent, coarse, step)
+    placed = cells >= 0
 
     def summed(values: Tensor) -> Tensor:
-        return _summed(values, cells, math.prod(coarse))
+        values = values.detach().cpu().double()
+        sums = values.new_zeros(len(values), math.prod(coarse))
+        return sums.index_add(1, cells[placed], values[:, placed]).float()
 
-    per_token: dict[str, Any] = dict.fromkeys(PER_TOKEN)
+    made: dict[str, Any] = dict.fromkeys(PER_TOKEN)
+    made |= {name: summed(getattr(tokens, name)) for name in ("scores", "row", "identity")}
     pooled = replace(
         tokens,
-        scores=summed(tokens.scores),
-        row=summed(tokens.row),
-        identity=summed(tokens.identity),
         content=summed(tokens.content) > 0,
-        padding=None,
         source=torch.arange(math.prod(coarse)),
         grid=coarse if tokens.grid is not None else None,
-        **per_token,
+        **made,
     )
-    return pooled, _note(tokens, "×".join([str(step)] * len(extent)), bool((cells < 0).any()))
+    return pooled, _note(tokens, "×".join([str(step)] * len(extent)), not bool(placed.all()))
 
 
 def _step(extent: tuple[int, ...]) -> int:
@@ -75,12 +68,6 @@ def _cells(
     for axis, n in zip(torch.unravel_index(place.clamp(min=0), extent), coarse, strict=True):
         cells = cells * n + axis // step
     return cells.where(place >= 0, -1)
-
-
-def _summed(values: Tensor, cells: Tensor, count: int) -> Tensor:
-    values, placed = values.detach().cpu().double(), cells >= 0
-    sums = values.new_zeros(len(values), count)
-    return sums.index_add(1, cells[placed], values[:, placed]).float()
 
 
 def _note(tokens: TokenScores, size: str, without_own: bool) -> str:

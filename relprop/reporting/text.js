@@ -27,9 +27,10 @@ function percent(x) {
   return `${Number((100 * x).toPrecision(3))} %`;
 }
 
-function make(tag, text, attributes = {}) {
+// An element around a text, another element, or a list of them; null: around nothing.
+function make(tag, inside, attributes = {}) {
   const element = document.createElement(tag);
-  if (text !== undefined && text !== null) element.textContent = text;
+  element.append(...[inside ?? []].flat());
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   return element;
 }
@@ -39,9 +40,11 @@ function byId(id) {
 }
 
 function fill(list, pairs) {
-  list.replaceChildren(...pairs.flatMap(([name, text]) => {
-    const there = make("dd");
-    there.append(make("bdi", text));
-    return [make("dt", name), there];
-  }));
+  list.replaceChildren(...pairs.flatMap(([name, text]) => [make("dt", name), make("dd", make("bdi", text))]));
+}
+
+// Rows of a name and cells.
+function fillTable(table, names, rows) {
+  table.tHead.replaceChildren(make("tr", names.map((name) => make("th", name, { scope: "col" }))));
+  table.tBodies[0].replaceChildren(...rows.map(([name, ...cells]) => make("tr", [make("th", make("bdi", name), { scope: "row" }), ...cells])));
 }

@@ -17,8 +17,7 @@ from relprop.progress import showing
 from relprop.reporting.arguments import batch_of, data_uris, named_explanations, refuse_nonfinite
 from relprop.reporting.chunks import Chunks
 from relprop.reporting.code import code_for
-from relprop.reporting.content import facts_of
-from relprop.reporting.filling import Material, filled
+from relprop.reporting.content import Material, facts_of, filled
 from relprop.reporting.page import rendered
 from relprop.writing import written
 
@@ -99,7 +98,12 @@ def report(
         "versions": _versions(),
         "megabytes": megabytes,
         "explanations": [
-            _heading(label, e, code_for(e, facts) if code is None else code) for label, e in named
+            {
+                "label": label,
+                "facts": facts_of(e),
+                "code": code_for(e, facts) if code is None else code,
+            }
+            for label, e in named
         ],
     }
     with showing(progress):
@@ -109,16 +113,10 @@ def report(
     return path
 
 
-def _heading(label: str, explanation: Explanation, code: str) -> dict[str, Any]:
-    """What is said of an explanation above its samples."""
-    facts = facts_of(explanation)
-    return {"label": label, "method": explanation.method, "facts": facts, "code": code}
-
-
 def _fitted(data: dict[str, Any], material: Material) -> bytes:
     """The page, with maps as finely written as the limit allows: where the page is too large, once
     more with less room."""
-    limit = room = material.limit
+    limit = room = material.per_sample * material.batch
     for _ in range(TRIES):
         chunks = Chunks()
         explanations = filled(data["explanations"], material, chunks, room)
@@ -147,12 +145,6 @@ def _model_facts(model: nn.Module) -> dict[str, Any]:
 
 def _versions() -> list[list[str]]:
     """What computed this: Python, and the libraries that were loaded."""
-    known = {
-        name: getattr(sys.modules[name], "__version__", None)
-        for name in ("relprop", "torch", "timm", "transformers", "captum")
-        if name in sys.modules
-    }
-    return [
-        ["python", platform.python_version()],
-        *([name, str(version)] for name, version in known.items() if version),
-    ]
+    names = ("relprop", "torch", "timm", "transformers", "captum")
+    known = [(name, getattr(sys.modules.get(name), "__version__", None)) for name in names]
+    return [["python", platform.python_version()], *([n, str(v)] for n, v in known if v)]

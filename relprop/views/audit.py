@@ -88,12 +88,13 @@ def _of_books(explanation: Explanation, sample: int) -> list[str]:
     if ledger is None:
         return []
     found = []
-    lost = _lost_shares(ledger, sample)
+    started = float(ledger.started[sample].abs()) or 1.0
+    lost = {cause: float(v[sample].abs()) / started for cause, v in ledger.lost().items()}
     if sum(lost.values()) > LOST:
         largest = sorted(lost.items(), key=lambda cause: -cause[1])
         causes = ", ".join(f"{cause} {share:.0%}" for cause, share in largest if share > 0.01)
         found.append(f"{sum(lost.values()):.0%} of the relevance was lost on the way ({causes})")
-    worst = _worst_residual(ledger, sample)
+    worst = worst_residual(ledger, sample)
     if worst > UNBALANCED:
         found.append(
             f"the books of a node differ by {worst:.1e} of its relevance (limit {UNBALANCED:.0e})"
@@ -101,13 +102,7 @@ def _of_books(explanation: Explanation, sample: int) -> list[str]:
     return found
 
 
-def _lost_shares(ledger: Ledger, sample: int) -> dict[str, float]:
-    """What was lost by each cause, in shares of what started."""
-    started = float(ledger.started[sample].abs()) or 1.0
-    return {cause: float(lost[sample].abs()) / started for cause, lost in ledger.lost().items()}
-
-
-def _worst_residual(ledger: Ledger, sample: int) -> float:
+def worst_residual(ledger: Ledger, sample: int) -> float:
     """The largest difference in any operation's books, as a share of the relevance there."""
     tiny = torch.finfo(torch.float32).tiny
     shares = (
@@ -196,13 +191,19 @@ def _strongest(parts: list[tuple[str, float]], k: int) -> str:
     """The ``k`` parts with the largest positive scores, in shares of all positive scores."""
     positive = [part for part in parts if part[1] > 0]
     total = sum(score for _, score in positive)
-    ordered = sorted(positive, key=lambda part: -part[1])[:k]
-    shares = [(name, score / total) for name, score in ordered]
-    best = [part for i, part in enumerate(shares) if i == 0 or part[1] >= SHOWN]
+    best = best_shares(positive, k, total)
     if not best:
         return " nothing: no part has a positive score"
     names = ", ".join(f"{visible(name, 40)} ({share:.2f})" for name, share in best)
-    left = len(positive) - len(best)
-    if len(positive) == len(parts) >= MANY and shares[0][1] * len(parts) <= EVEN:
-        return f" all {len(parts)} parts alike: none has more than {shares[0][1]:.2g} of the score"
+    left, largest = len(positive) - len(best), best[0][1]
+    if len(positive) == len(parts) >= MANY and largest * len(parts) <= EVEN:
+        return f" all {len(parts)} parts alike: none has more than {largest:.2g} of the score"
     return f": {names}" + (f" and {left} more" if left > 0 else "")
+
+
+def best_shares(parts: list[tuple[str, float]], k: int, total: float) -> list[tuple[str, float]]:
+    """The ``k`` parts with the largest scores, in shares of ``total``: the first, and those that do
+    not read 0.00."""
+    ordered = sorted(parts, key=lambda part: -part[1])[:k]
+    shares = [(name, score / total) for name, score in ordered]
+    return [part for i, part in enumerate(shares) if i == 0 or part[1] >= SHOWN]

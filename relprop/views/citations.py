@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from relprop.errors import OptionError
 from relprop.views.escape import visible
+from relprop.views.listed import framed
 
 if TYPE_CHECKING:
     from relprop.explanation.citations import Citations, Passage
@@ -42,14 +43,7 @@ def rows(citations: Citations) -> list[dict[str, Any]]:
 
 def to_dataframe(citations: Citations) -> Any:
     """``rows`` as a pandas ``DataFrame``."""
-    try:
-        import pandas
-    except ImportError:
-        raise OptionError('to_dataframe() needs pandas: pip install "relprop[pandas]"') from None
-    frame = pandas.DataFrame(rows(citations))
-    first = citations.explanations[0]
-    frame.attrs = {"method": first.method, "rules": first.rules}
-    return frame
+    return framed(rows(citations), citations.explanations[0])
 
 
 def to_json(citations: Citations, *, indent: int | None) -> str:

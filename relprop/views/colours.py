@@ -41,10 +41,8 @@ def ramps() -> dict[str, str]:
     ``rrggbb`` one after another, 0 in the middle."""
 
     def written(above: Anchors, below: Anchors) -> str:
-        half = [_even(anchors, STEPS) for anchors in (below, above)]
-        return bytes(
-            np.round(255 * np.concatenate([half[0][::-1], half[1][1:]])).astype(np.uint8)
-        ).hex()
+        whole = np.concatenate([_even(below, STEPS)[::-1], _even(above, STEPS)[1:]])
+        return np.round(255 * whole).astype(np.uint8).tobytes().hex()
 
     return {"light": written(FOR, AGAINST), "dark": written(DARK_FOR, DARK_AGAINST)}
 
@@ -67,11 +65,8 @@ def shade(value: float) -> Colour:
 def ink(background: Colour) -> Colour:
     """Black or white, whichever has the larger contrast to ``background`` (WCAG 2.2's ratio; at
     least 4.5 for every colour there is)."""
-    return (
-        (0, 0, 0)
-        if (luminance(background) + 0.05) / 0.05 >= 1.05 / (luminance(background) + 0.05)
-        else (255, 255, 255)
-    )
+    light = luminance(background) + 0.05
+    return (0, 0, 0) if light / 0.05 >= 1.05 / light else (255, 255, 255)
 
 
 def luminance(colour: Colour) -> float:

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 STYLES = (
-    ("#0072b2", "-", "o"),
-    ("#d55e00", "-", "s"),
-    ("#009e73", "-", "^"),
-    ("#cc79a7", "-", "D"),
-    ("#000000", "-", "v"),
-    ("#56b4e9", "--", "o"),
-    ("#e69f00", "--", "s"),
-    ("#999999", "--", "^"),
+    ("#0072b2", "o-"),
+    ("#d55e00", "s-"),
+    ("#009e73", "^-"),
+    ("#cc79a7", "D-"),
+    ("#000000", "v-"),
+    ("#56b4e9", "o--"),
+    ("#e69f00", "s--"),
+    ("#999999", "^--"),
 )
-"""Colour, line and marker of each curve in turn: Okabe and Ito's colours (2008), made for the colour-blind; markers tell them apart without colour."""  # noqa: E501
+"""Colour, and marker and line, of each curve in turn: Okabe and Ito's colours (2008), made for the colour-blind; markers tell them apart without colour."""  # noqa: E501
 
 
 @guarded
@@ -66,19 +66,10 @@ def curves(
     return axes
 
 
-def _draw(axes: Axes, label: Any, curve: Any, style: tuple[str, str, str], band: bool) -> None:
+def _draw(axes: Axes, label: Any, curve: Any, style: tuple[str, str], band: bool) -> None:
     shares, values = _points(label, curve)
-    colour, line, marker = style
-    axes.plot(
-        shares,
-        values,
-        color=colour,
-        linestyle=line,
-        marker=marker,
-        markersize=3.5,
-        linewidth=1.5,
-        label=_legend(label, curve) or None,
-    )
+    (colour, line), name = style, _legend(label, curve) or None
+    axes.plot(shares, values, line, color=colour, markersize=3.5, linewidth=1.5, label=name)
     hits = getattr(curve, "hits", None)
     if band and isinstance(hits, Tensor) and len(hits) > 1:
         error = 1.96 * np.sqrt(values * (1 - values) / len(hits))
@@ -118,11 +109,8 @@ def _is_pair(curve: Any) -> bool:
 
 def _array(label: Any, values: Any) -> np.ndarray:
     try:
-        found = (
-            values.detach().double().cpu().numpy()
-            if isinstance(values, Tensor)
-            else np.asarray(values, dtype=np.float64)
-        )
+        given = values.detach().double().cpu() if isinstance(values, Tensor) else values
+        found = np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InputError(f"curve {label!r}: {first_line(error)}: numbers are needed") from error
     if found.ndim != 1 or not len(found) or not np.isfinite(found).all():

@@ -31,10 +31,9 @@ def visible(text: str, longest: int = LONGEST) -> str:
         text = f"{text[: (longest + 1) // 2]}…{text[len(text) - (longest - 2) // 2 :]}"
     shown, marks = [], 0
     for letter in text:
-        kind = unicodedata.category(letter)
-        marks = marks + 1 if kind[0] == "M" else 0
+        marks = marks + 1 if unicodedata.category(letter)[0] == "M" else 0
         if marks <= COMBINING:
-            shown.append(_written(letter) if kind in ACTING and letter not in JOINERS else letter)
+            shown.append(_harmless(letter, JOINERS))
     return "".join(shown)
 
 
@@ -45,15 +44,7 @@ def printable(text: str) -> str:
     >>> printable("written: a\x1b[31m.png\nnext")
     'written: a\\x1b[31m.png\nnext'
     """
-    kept = str(text)
-    return "".join(
-        letter if letter in "\n\t" or letter in JOINERS or not _acts(letter) else _written(letter)
-        for letter in kept
-    )
-
-
-def _acts(letter: str) -> bool:
-    return unicodedata.category(letter) in ACTING
+    return "".join(_harmless(letter, f"\n\t{JOINERS}") for letter in str(text))
 
 
 def markup(text: str, longest: int = LONGEST) -> str:
@@ -62,9 +53,7 @@ def markup(text: str, longest: int = LONGEST) -> str:
     return html.escape(visible(text, longest), quote=True)
 
 
-def _written(letter: str) -> str:
-    return (
-        letter.encode("unicode_escape").decode("ascii")
-        if ord(letter) < 0x110000 and not 0xD800 <= ord(letter) < 0xE000
-        else f"\\u{ord(letter):04x}"
-    )
+def _harmless(letter: str, kept: str) -> str:
+    """The letter, or, where it could act and is none of ``kept``, how Python writes it."""
+    acts = unicodedata.category(letter) in ACTING and letter not in kept
+    return letter.encode("unicode_escape").decode("ascii") if acts else letter

@@ -13,8 +13,7 @@ from relprop.error_boundary import guarded
 from relprop.errors import InputError, OptionError
 from relprop.views.colours import STEPS, table
 from relprop.views.escape import visible
-from relprop.views.overlay import grey, opacity
-from relprop.views.pixels import pixels
+from relprop.views.overlay import grey, opacity, pixels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -146,10 +145,8 @@ def write_ticks(
     """Labels at 0, 1, ... along the axis ``which``, as they are; of many, every n-th."""
     step = -(-len(labels) // most)
     places = list(range(0, len(labels), step))
-    (axes.set_xticks if which == "x" else axes.set_yticks)(
-        places, [visible(labels[i], 24) for i in places]
-    )
     axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_ticks(places, [visible(labels[i], 24) for i in places])
     axis.set_tick_params(
         length=0 if len(labels) <= most else 2, labelsize=TICK if len(places) <= 40 else TICK - 2
     )

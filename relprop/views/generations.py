@@ -6,8 +6,10 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from relprop.errors import OptionError
-from relprop.views.audit import SHOWN
+from relprop.views.audit import best_shares
 from relprop.views.escape import visible
 from relprop.views.figure import (
     axes_or_new,
@@ -19,10 +21,9 @@ from relprop.views.figure import (
     write_ticks,
     write_title,
 )
-from relprop.views.listed import rows
+from relprop.views.listed import framed, rows
 from relprop.views.shaded_text import draw_words
 from relprop.views.shown import checked
-from relprop.views.terminal import print_text
 from relprop.views.token_maps import Maps, columns, maps_of, strongest
 
 if TYPE_CHECKING:
@@ -39,23 +40,8 @@ def steps_of(generation: Generation, sample: int) -> list[int]:
     return [k for k, token in enumerate(generation.ids[sample].tolist()) if token >= 0]
 
 
-def shares(generation: Generation, name: str, sample: int) -> list[list[float]]:
-    """A row per generated token: the scores of an input's tokens, as shares of the largest |score|
-    of content among all inputs."""
-    found = []
-    for k in steps_of(generation, sample):
-        step, stream = generation.steps[k], generation.steps[k].streams[name]
-        row = (stream.scores[sample] * stream.content[sample]).double() / strongest(step, sample)
-        found.append(row.clamp(-1, 1).tolist())
-    return found
-
-
 def to_dataframe(generation: Generation) -> Any:
     """A row per sample, step, input and token, as an explanation's, with the token generated."""
-    try:
-        import pandas
-    except ImportError:
-        raise OptionError('to_dataframe() needs pandas: pip install "relprop[pandas]"') from None
     ids, labels = generation.ids.tolist(), generation.labels
     found = [
         {"step": k, "generated": labels[row["sample"]][k], "id": ids[row["sample"]][k], **row}
@@ -63,10 +49,7 @@ def to_dataframe(generation: Generation) -> Any:
         for row in rows(step)
         if ids[row["sample"]][k] >= 0
     ]
-    frame = pandas.DataFrame(found)
-    first = generation.steps[0]
-    frame.attrs = {"method": first.method, "rules": first.rules, "prompt": generation.prompt}
-    return frame
+    return framed(found, generation.steps[0], prompt=generation.prompt)
 
 
 def to_json(generation: Generation, *, indent: int | None) -> str:
@@ -112,11 +95,6 @@ def _sample(generation: Generation, sample: int) -> dict[str, Any]:
     }
 
 
-def show(generation: Generation, sample: int, *, k: int) -> None:
-    """Print it."""
-    print_text(terminal(generation, sample, k=k))
-
-
 def terminal(generation: Generation, sample: int, *, k: int) -> str:
     """A line per generated token: the ``k`` tokens before it with the largest scores, in shares of
     all |score| of content."""
@@ -135,18 +113,15 @@ def _strongest(generation: Generation, step: int, sample: int, k: int) -> str:
     """The strongest tokens of one step, whichever input they are of."""
     several = len(generation.streams) > 1
     found = [
-        (score, f"{name}:" if several else "", label)
+        (f"{name}:{visible(label, 24)}" if several else visible(label, 24), score)
         for name, s in generation.steps[step].streams.items()
         for score, label, inside in zip(
             s.scores[sample].tolist(), columns(s, sample), s.content[sample].tolist(), strict=True
         )
         if inside and score != 0
     ]
-    total = math.fsum(abs(score) for score, _, _ in found)
-    best = sorted(found, key=lambda part: -part[0])[:k]
-    shares = [(score / total, where + visible(label, 24)) for score, where, label in best]
-    named = [part for i, part in enumerate(shares) if i == 0 or part[0] >= SHOWN]
-    return ", ".join(f"{name} ({share:.2f})" for share, name in named)
+    total = math.fsum(abs(score) for _, score in found)
+    return ", ".join(f"{name} ({share:.2f})" for name, share in best_shares(found, k, total))
 
 
 def plot(generation: Generation, sample: int) -> Figure:
@@ -165,14 +140,12 @@ def plot(generation: Generation, sample: int) -> Figure:
 def _plot_rows(generation: Generation, sample: int, kept: list[int]) -> Figure:
     (name,) = generation.streams
     stream = generation.steps[0].streams[name]
-    found, labels = shares(generation, name, sample), columns(stream, sample)
+    labels = columns(stream, sample)
     tokens = [generation.labels[sample][k] for k in kept]
     wide = min(max(3.0, 0.18 * len(labels)), 12.0) + room_for(tokens)
     high = min(max(1.0, 0.2 * len(kept)), 10.0) + room_for(labels) + 0.4
     axes = axes_or_new(None, wide, high)
-    import numpy as np
-
-    values = np.asarray(found)
+    values = np.array([_shares(generation, name, sample, k) for k in kept])
     axes.imshow(values, aspect="auto", **scale_of(values, strongest=1.0))
     write_ticks(axes, "x", labels, rotation=90.0)
     write_ticks(axes, "y", tokens)
@@ -193,17 +166,18 @@ def _plot_beside(generation: Generation, sample: int, kept: list[int], found: li
             show_image(axes, one.over(one.shares[place]), "")
         write_title(line[0], visible(generation.labels[sample][step], 24))
         for axes, name in zip(line[len(found) :], texts, strict=True):
-            draw_words(axes, *words_before(generation, name, sample, step), WORDS, LETTERS)
+            stream = generation.steps[step].streams[name]
+            end = generation.prompt + step if name == generation.stream else None
+            inside = stream.content[sample][:end].nonzero()[:, 0].tolist()
+            labels, values = columns(stream, sample), _shares(generation, name, sample, step)
+            words = [visible(labels[i], 60) for i in inside]
+            draw_words(axes, words, [values[i] for i in inside], WORDS, LETTERS)
     return fig
 
 
-def words_before(
-    generation: Generation, name: str, sample: int, step: int
-) -> tuple[list[str], list[float]]:
-    """The tokens of content before a generated token, and their shares."""
-    stream = generation.steps[step].streams[name]
-    end = generation.prompt + step if name == generation.stream else stream.scores.shape[1]
-    values = (stream.scores[sample] / strongest(generation.steps[step], sample)).tolist()
-    every = zip(columns(stream, sample), values, stream.content[sample].tolist(), strict=True)
-    some = [(label, value) for label, value, inside in list(every)[:end] if inside]
-    return [visible(label, 60) for label, _ in some], [value for _, value in some]
+def _shares(generation: Generation, name: str, sample: int, step: int) -> list[float]:
+    """The scores of an input's content before a generated token, as shares of the largest |score|
+    among all inputs."""
+    explanation, stream = generation.steps[step], generation.steps[step].streams[name]
+    content = (stream.scores[sample] * stream.content[sample]).double()
+    return (content / strongest(explanation, sample)).tolist()

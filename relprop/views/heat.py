@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 
 if TYPE_CHECKING:
     from relprop.explanation import TokenScores
@@ -27,7 +26,7 @@ def heatmap(tokens: TokenScores, size: tuple[int, ...] | int | None) -> Tensor:
         )
     size = _checked(tokens.image if size is None else size, tokens.image, len(tokens.scores))
     places = [_middles(n, length / n) for n, length in zip(size, tokens.image, strict=True)]
-    return _at(tokens, places)
+    return _at(tokens, tokens.scores, places)
 
 
 def _checked(size: object, image: tuple[int, ...], batch: int) -> tuple[int, ...]:
@@ -59,13 +58,11 @@ def original_heatmap(
     ``size``: of the whole picture, if it is shown smaller than it was."""
     if tokens.originals is None or tokens.image is None or tokens.grid is None:
         raise OptionError(
-            message(
-                "original_heatmap() needs the pictures as they were before processing",
-                then=[
-                    "relprop.explain(model, pictures, processor=image_processor)",
-                    *(["explanation.picture(0).original_heatmap()"] if tokens.pictures else []),
-                ],
-            )
+            "original_heatmap() needs the pictures as they were before processing",
+            then=[
+                "relprop.explain(model, pictures, processor=image_processor)",
+                *(["explanation.picture(0).original_heatmap()"] if tokens.pictures else []),
+            ],
         )
     original = tokens.originals[sample]
     _checked(size or original.size, original.size, 1)
@@ -79,27 +76,30 @@ def original_heatmap(
     down, across = (
         (at >= 0) & (at <= length) for at, length in zip(places, tokens.image, strict=True)
     )
-    found = _at(replace(tokens, scores=tokens.scores[sample][None]), places)[0]
+    found = _at(tokens, tokens.scores[sample][None], places)[0]
     return found * (down[:, None] & across).to(found)
 
 
 def patches(tokens: TokenScores, sample: int) -> np.ndarray:
     """The scores of one sample's patches, (h, w) (of a video (t, h, w)), float64; 0 where no token
     is of a patch."""
+    return _on_grid(tokens, tokens.scores[sample][None].detach().cpu().double())[0].numpy()
+
+
+def _on_grid(tokens: TokenScores, scores: Tensor) -> Tensor:
+    """Scores of all tokens, (batch, tokens), where their patches are, (batch, *grid)."""
     assert tokens.grid is not None
-    known = tokens.source >= 0
-    scores = tokens.scores[sample].detach().cpu().double()[known.cpu()]
-    flat = torch.zeros(math.prod(tokens.grid), dtype=torch.float64).index_add(
-        0, tokens.source[known].cpu(), scores
-    )
-    return flat.view(tokens.grid).numpy()
+    known = (tokens.source >= 0).to(scores.device)
+    maps = scores.new_zeros(len(scores), math.prod(tokens.grid))
+    cells = tokens.source.to(scores.device)[known]
+    return maps.index_add(1, cells, scores[:, known]).unflatten(1, tokens.grid)
 
 
 def _middles(count: int, step: float) -> Tensor:
     return (torch.arange(count, dtype=torch.float64) + 0.5) * step
 
 
-def _at(tokens: TokenScores, places: list[Tensor]) -> Tensor:
+def _at(tokens: TokenScores, scores: Tensor, places: list[Tensor]) -> Tensor:
     """The scores at a lattice of places, given by their coordinates along each axis of the input,
     (batch, *places).
 
@@ -108,11 +108,7 @@ def _at(tokens: TokenScores, places: list[Tensor]) -> Tensor:
     middle is that of the pixels it was made from, which for patches made by strided, padded
     convolutions is not the middle of an even tile.
     """
-    assert tokens.grid is not None
-    known = tokens.source >= 0
-    maps = tokens.scores.new_zeros(len(tokens.scores), math.prod(tokens.grid))
-    maps = maps.index_add(1, tokens.source[known].to(maps.device), tokens.scores[:, known])
-    maps = maps.unflatten(1, tokens.grid)
+    maps = _on_grid(tokens, scores)
     for axis, at in enumerate(places):
         maps = _between(maps, axis + 1, _patch_middles(tokens, axis), at)
     return maps

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from relprop.error_boundary import guarded
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 from relprop.interpreter.ledger import Ledger
 from relprop.views.escape import visible
 from relprop.views.figure import GREY, TICK, axes_or_new, write_title
@@ -31,37 +31,18 @@ MODULES = ("#0072b2", "#cc79a7", "#e69f00", "#56b4e9")
 @dataclass(frozen=True)
 class Frame:
     """How the picture is laid out. Its unit is the relevance that started, so that heights are
-    shares of it. ``widths``: of the band, before the first stage and after each; ``largest``: the
-    largest share that ends at one stage in one way."""
+    shares of it. ``widths``: of the band, before the first stage and after each, ``most`` the
+    largest; ``depth``: how long the bar of one whole share that ends is. Heights: ``roof``, above
+    the band, at which the bars of what entered begin; ``foot``, below it, at which those of what
+    ends begin; ``names``, at which the stages' names begin."""
 
     unit: float
     widths: tuple[float, ...]
-    largest: float
-
-    @property
-    def most(self) -> float:
-        """The band's largest width."""
-        return max(1.0, *map(abs, self.widths))
-
-    @property
-    def foot(self) -> float:
-        """The height below the band at which the bars of what ends begin."""
-        return -0.85 * self.most
-
-    @property
-    def depth(self) -> float:
-        """How long the bar of one whole share is, below the foot."""
-        return min(0.4, 0.5 * self.most / self.largest) if self.largest >= SMALL else 0.0
-
-    @property
-    def names(self) -> float:
-        """The height at which the stages' names begin."""
-        return self.foot - self.depth * self.largest - 0.22 * self.most
-
-    @property
-    def roof(self) -> float:
-        """The height above the band at which the bars of what entered begin."""
-        return 0.62 * self.most
+    most: float
+    depth: float
+    roof: float
+    foot: float
+    names: float
 
 
 @guarded
@@ -102,10 +83,8 @@ def _ledger_of(explanation: Explanation) -> Ledger:
     whole = explanation.ledger
     if whole is None or not whole.accounts:
         raise OptionError(
-            message(
-                f"ledger() needs relevance: method {explanation.method!r} has no ledger",
-                then=["relprop.explain(model, inputs)   # method='transformer_attribution'"],
-            )
+            f"ledger() needs relevance: method {explanation.method!r} has no ledger",
+            then=["relprop.explain(model, inputs)   # method='transformer_attribution'"],
         )
     return whole
 
@@ -119,9 +98,13 @@ def _title(explanation: Explanation, sample: int) -> str:
 
 def _frame(found: Sequence[Stage], start: float) -> Frame:
     unit = abs(start) or 1.0
-    widths = accumulate((-stage.left / unit for stage in found), initial=start / unit)
+    widths = tuple(accumulate((-stage.left / unit for stage in found), initial=start / unit))
+    most = max(1.0, *map(abs, widths))
     largest = max(abs(getattr(stage, kind)) / unit for stage in found for kind in KINDS)
-    return Frame(unit, tuple(widths), largest)
+    depth = min(0.4, 0.5 * most / largest) if largest >= SMALL else 0.0
+    foot = -0.85 * most
+    names = foot - depth * largest - 0.22 * most
+    return Frame(unit, widths, most, depth, roof=0.62 * most, foot=foot, names=names)
 
 
 def _draw_band(axes: Axes, widths: Sequence[float]) -> None:
@@ -142,8 +125,8 @@ def _draw_stages(axes: Axes, found: Sequence[Stage], frame: Frame) -> None:
     names = short_names([stage.name for stage in found])
     slanted = {"rotation": 40, "rotation_mode": "anchor", "ha": "right", "va": "top"}
     for i, (stage, name) in enumerate(zip(found, names, strict=True)):
-        shown = [(kind, getattr(stage, kind) / frame.unit) for kind in KINDS]
-        shown = [(kind, share) for kind, share in shown if abs(share) >= SMALL]
+        shares = {kind: getattr(stage, kind) / frame.unit for kind in KINDS}
+        shown = [(kind, share) for kind, share in shares.items() if abs(share) >= SMALL]
         for k, (kind, share) in enumerate(shown):
             _draw_fall(axes, (i, k, len(shown)), kind, share, frame)
         _write(axes, i, frame.names, visible(name, 28), color="black", **slanted)
@@ -176,7 +159,8 @@ def _draw_arrivals(axes: Axes, at: int, ends: Mapping[str, float], frame: Frame)
         _draw_bar(axes, at + 0.72, -high, 0.22, share, bottom=top, color=ARRIVED, label="_arrived")
         middles.append(top - high / 2)
         top -= high
-    middles = _spread(middles, 0.24 * frame.most)
+    least = 0.24 * frame.most  # from one label to the next
+    middles = list(accumulate(middles, lambda above, own: min(own, above - least)))
     for (name, share), middle in zip(ends.items(), middles, strict=True):
         _write(axes, at + 0.95, middle, f"{_end(name)}\n{share:.2f}", ha="left", color=ARRIVED)
 
@@ -210,15 +194,8 @@ def _draw_legend(axes: Axes, found: Sequence[Stage], frame: Frame) -> None:
         if any(abs(getattr(stage, kind)) / frame.unit >= SMALL for stage in found):
             axes.scatter([], [], marker="s", color=colour, label=kind)
     if axes.get_legend_handles_labels()[1]:
-        axes.legend(
-            loc="lower left",
-            frameon=False,
-            fontsize=TICK,
-            ncols=8,
-            handletextpad=0.1,
-            columnspacing=1.0,
-            borderaxespad=0.0,
-        )
+        dense = {"handletextpad": 0.1, "columnspacing": 1.0, "borderaxespad": 0.0}
+        axes.legend(loc="lower left", frameon=False, fontsize=TICK, ncols=8, **dense)
 
 
 def _draw_bar(axes: Axes, x: float, high: float, wide: float, share: float, **style: Any) -> None:
@@ -232,14 +209,6 @@ def _end(name: str) -> str:
     """An end of the walk as a label: what it is, and the last names of where."""
     kind, _, path = name.partition(" ")
     return f"{visible(kind, 12)}\n{visible('.'.join(path.split('.')[-3:]), 24)}"
-
-
-def _spread(places: list[float], least: float) -> list[float]:
-    """Places from top to bottom with at least that much between them."""
-    found: list[float] = []
-    for place in places:
-        found.append(min(place, found[-1] - least) if found else place)
-    return found
 
 
 def _write(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 from relprop.views.audit import concerns
 from relprop.views.shown import place_of, units
 
@@ -27,10 +27,8 @@ def words(tokens: TokenScores, sample: int, *, share: bool = False) -> list[tupl
     """One sample's words, each with the sum of its tokens' scores, or its share of all words'."""
     if tokens.words is None:
         raise OptionError(
-            message(
-                "words() needs to know the tokenizer",
-                then=["relprop.explain(model, inputs, processor=tokenizer)"],
-            )
+            "words() needs to know the tokenizer",
+            then=["relprop.explain(model, inputs, processor=tokenizer)"],
         )
     if not isinstance(sample, int) or not -len(tokens.scores) <= sample < len(tokens.scores):
         raise OptionError(f"sample={sample!r}: the explanation has {len(tokens.scores)} samples")
@@ -48,9 +46,7 @@ def shares(parts: list[tuple[Any, float]]) -> list[tuple[Any, float]]:
 def seconds(tokens: TokenScores, rate: float | None) -> Tensor:
     """(tokens, 2): from when to when in the recording each token was made."""
     if tokens.spans is None or (rate is None and tokens.clock is None):
-        raise OptionError(
-            message("seconds() needs to know how long a step of the input is", then=SAY_RATE)
-        )
+        raise OptionError("seconds() needs to know how long a step of the input is", then=SAY_RATE)
     if rate is not None and not rate > 0:
         raise OptionError(f"seconds(rate={rate!r}): a positive number of steps per second")
     axis, known_step = tokens.clock or (0, 0.0)
@@ -135,19 +131,22 @@ def _place(source: int, grid: tuple[int, ...] | None) -> dict[str, int | None]:
 def to_dataframe(explanation: Explanation) -> Any:
     """``rows`` as a pandas ``DataFrame``; the target, its label and the method are in its
     ``attrs``."""
+    labels = None if explanation.labels is None else list(explanation.labels)
+    frame = framed(rows(explanation), explanation, target=list(explanation.target), labels=labels)
+    for name in {"word_index", "time", "patch_row", "patch_column"} & set(frame.columns):
+        frame[name] = frame[name].astype("Int64")
+    return frame
+
+
+def framed(found: list[dict[str, Any]], made_by: Explanation, **facts: Any) -> Any:
+    """Rows as a pandas ``DataFrame`` whose ``attrs`` say by which method and rules, and more
+    ``facts``."""
     try:
         import pandas
     except ImportError:
         raise OptionError('to_dataframe() needs pandas: pip install "relprop[pandas]"') from None
-    frame = pandas.DataFrame(rows(explanation))
-    for name in {"word_index", "time", "patch_row", "patch_column"} & set(frame.columns):
-        frame[name] = frame[name].astype("Int64")
-    frame.attrs = {
-        "method": explanation.method,
-        "rules": explanation.rules,
-        "target": list(explanation.target),
-    }
-    frame.attrs["labels"] = None if explanation.labels is None else list(explanation.labels)
+    frame = pandas.DataFrame(found)
+    frame.attrs = {"method": made_by.method, "rules": made_by.rules, **facts}
     return frame
 
 
@@ -171,20 +170,16 @@ def to_json(explanation: Explanation, *, indent: int | None) -> str:
 
 def _sample_as_json(explanation: Explanation, sample: int) -> dict[str, Any]:
     labels, probability = explanation.labels, explanation.probability
+    predictions = explanation.predictions
     return {
         "target": _plain(explanation.target[sample]),
         "label": None if labels is None else labels[sample],
         "probability": None if probability is None else float(probability[sample]),
         "output": _plain(float(explanation.output[sample])),
-        "prediction": _prediction_as_json(explanation, sample),
+        "prediction": None if predictions is None else _plain(predictions[sample]._asdict()),
         "inputs": {name: _tokens_as_json(s, sample) for name, s in explanation.streams.items()},
         "concerns": concerns(explanation, sample),
     }
-
-
-def _prediction_as_json(explanation: Explanation, sample: int) -> dict[str, Any] | None:
-    found = explanation.predictions
-    return None if found is None else _plain(found[sample]._asdict())
 
 
 def _tokens_as_json(stream: TokenScores, sample: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from relprop.error_boundary import guarded
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 from relprop.views.figure import (
     Panels,
     add_scale,
@@ -22,7 +22,7 @@ from relprop.views.figure import (
 )
 from relprop.views.overlay import full_colour, laid
 from relprop.views.sequences import show_time
-from relprop.views.shown import Units, checked, named, only, target_of, units
+from relprop.views.shown import Units, checked, named, only, pairs_of, target_of, units
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -125,18 +125,14 @@ def _labelled(
     explanations: Any, labels: Iterable[str] | None, sample: int
 ) -> dict[str, Explanation]:
     """Explanations by their headings; equal headings are told apart by number."""
-    explanations = getattr(explanations, "explanations", explanations)  # a Comparison
-    mapping = isinstance(explanations, Mapping)
-    parts = explanations.values() if mapping else explanations
-    if not isinstance(parts, Iterable):
-        what = f"compare(): {type(explanations).__name__} is given"
-        raise OptionError(f"{what}; a Comparison, a list or a dict of explanations is needed")
-    parts = list(parts)
-    if not parts:
+    needed = "a Comparison, a list or a dict of explanations"
+    pairs = pairs_of(explanations, "compare()", needed)
+    if not pairs:
         raise OptionError("compare(): no explanations")
+    parts = [part for _, part in pairs]
     for part in parts:
         checked(part, sample)
-    names = list(labels) if labels is not None else [str(k) for k in explanations if mapping]
+    names = list(labels) if labels is not None else [str(k) for k, _ in pairs if k is not None]
     names = names or _headings(parts, sample)
     if len(names) != len(parts):
         raise OptionError(f"labels has {len(names)} entries for {len(parts)} explanations")
@@ -192,7 +188,9 @@ def _compare_rows(
     labels = [named(name) for name in next(iter(rows.values())).names]
     scale = scale_of(values, strongest=None if shared else 1.0)
     starts = range(0, len(labels), len(labels) if ax is not None else min(len(labels), IN_A_LINE))
-    lines = _line_axes(ax, list(rows), labels[: starts.step], len(starts))
+    width = max(4.0, 0.34 * min(len(labels), starts.step) + 0.8 + room_for(list(rows)))
+    height = 0.3 * len(rows) + 0.5 + room_for(labels[: starts.step])
+    lines = [axes for (axes,) in several(ax, len(starts), 1, width, height)]
     for axes, start in zip(lines, starts, strict=True):
         words = labels[start : start + starts.step]
         padded = np.full((len(values), starts.step), np.nan)
@@ -208,13 +206,6 @@ def _compare_rows(
     return lines
 
 
-def _line_axes(ax: Any, rows: list[str], columns: list[str], lines: int) -> list[Axes]:
-    """One axes below another, with room for their labels."""
-    width = max(4.0, 0.34 * len(columns) + 0.8 + room_for(rows))
-    made = several(ax, lines, 1, width, 0.3 * len(rows) + 0.5 + room_for(columns))
-    return [axes for (axes,) in made]
-
-
 def _rows_of(found: Mapping[str, Explanation], sample: int) -> dict[str, Units]:
     """The words of each explanation, or the tokens where not all know words. Raises ``OptionError``
     where they are not the same."""
@@ -224,9 +215,7 @@ def _rows_of(found: Mapping[str, Explanation], sample: int) -> dict[str, Units]:
     others = [label for label, row in rows.items() if row.names != rows[first].names]
     if others:
         raise OptionError(
-            message(
-                f"compare(): {', '.join(others)} scores other tokens than {first}",
-                then=["compare those that score the same tokens with each other"],
-            )
+            f"compare(): {', '.join(others)} scores other tokens than {first}",
+            then=["compare those that score the same tokens with each other"],
         )
     return rows

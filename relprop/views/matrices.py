@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from relprop.error_boundary import guarded
-from relprop.errors import OptionError, message, nearest
+from relprop.errors import OptionError, nearest
 from relprop.views.figure import (
     GREY,
     TICK,
@@ -22,14 +23,16 @@ from relprop.views.figure import (
     write_ticks,
     write_title,
 )
-from relprop.views.kept import SYMBOLS, chosen_block, maps_of, needed, numbers
 from relprop.views.shown import checked, only, target_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.image import AxesImage
 
-    from relprop.explanation import Explanation
+    from relprop.explanation import Block, Explanation
+
+Kept = TypeVar("Kept")
+SYMBOLS = {"attention": "A", "gradient": "∇A", "relevance": "R"}
 
 
 @guarded
@@ -66,11 +69,15 @@ def matrix(
         values, caption = _c_matrix(explanation, head, sample), "C"
     else:
         values, caption = _site_matrix(explanation, (block, head, kind), sample)
-    shown = numbers(values)
-    axes = _matrix_axes(ax, explanation, sample, shown.shape)
+    shown = _numbers(values)
+    labels = _labels(explanation, sample)
+    axes = _matrix_axes(ax, labels, shown.shape)
     strongest = _off_diagonal(shown) if block is None else None
     drawn = axes.imshow(shown, **scale_of(shown, strongest=strongest))
-    _label_tokens(axes, explanation, sample, shown.shape)
+    for which, count in zip("yx", shown.shape, strict=True):
+        _ticks_of_tokens(axes, which, labels, count)
+    axes.set_xlabel("from", fontsize=TICK)
+    axes.set_ylabel("to", fontsize=TICK)
     caption = f"{caption}, target {target_of(explanation, sample)}"
     write_title(axes, caption if title is None else title)
     axes.spines[:].set_visible(False)
@@ -83,12 +90,10 @@ def matrix(
 def _c_matrix(explanation: Explanation, head: int | None, sample: int) -> Tensor:
     if head is not None:
         raise OptionError(
-            message(
-                f"matrix(head={head}) needs a block",
-                then=["relprop.plot.matrix(explanation, block=-1, head=0)"],
-            )
+            f"matrix(head={head}) needs a block",
+            then=["relprop.plot.matrix(explanation, block=-1, head=0)"],
         )
-    return needed(only(explanation, "matrix()").matrix, "matrix()", "matrix")[sample]
+    return _needed(only(explanation, "matrix()").matrix, "matrix()", "matrix")[sample]
 
 
 def _site_matrix(
@@ -97,8 +102,8 @@ def _site_matrix(
     """One head of a block, or the mean over its heads, with a caption. ``chosen``: block, head and
     kind."""
     number, head, kind = chosen
-    block, name = chosen_block(explanation, number, "matrix()")
-    maps = maps_of(block, kind, sample)
+    block, name = _chosen_block(explanation, number, "matrix()")
+    maps = _maps_of(block, kind, sample)
     if head is None:
         return maps.mean(0), f"{name}\n{SYMBOLS[kind]}, mean over heads"
     if not -len(maps) <= head < len(maps):
@@ -106,11 +111,8 @@ def _site_matrix(
     return maps[head], f"{name}\n{SYMBOLS[kind]}, head {head % len(maps)}"
 
 
-def _matrix_axes(
-    ax: Axes | None, explanation: Explanation, sample: int, shape: tuple[int, ...]
-) -> Axes:
+def _matrix_axes(ax: Axes | None, labels: list[str] | None, shape: tuple[int, ...]) -> Axes:
     """``ax``, or a figure with room for a label at every token."""
-    labels = _labels(explanation, sample)
     room = 0.4 if labels is None else room_for(labels)
     side = min(max(2.0, 0.17 * max(shape)), 3.6 if labels is None else 7.0) + room + 0.4
     return axes_or_new(ax, side + 0.6, max(side * shape[0] / max(shape), room + 1.2))
@@ -132,10 +134,10 @@ def layers(
     mean or a maximum). Needs ``keep="layers"``; raises ``OptionError`` without it.
     """
     sample, stream = checked(explanation, sample), only(explanation, "layers()")
-    parts = numbers(needed(stream.layers, "layers()", "layers")[sample])
-    whole = numbers(stream.scores[sample])
+    parts = _numbers(_needed(stream.layers, "layers()", "layers")[sample])
+    whole = _numbers(stream.scores[sample])
     rows = np.concatenate([parts, np.full((1, parts.shape[1]), np.nan), whole[None]])
-    labels = stream.tokens[sample] if stream.tokens is not None else None
+    labels = _labels(explanation, sample)
     width = min(max(4.0, 0.26 * rows.shape[1] + 1.6), 11.0)
     axes = axes_or_new(ax, width, 0.22 * len(rows) + 0.6 + room_for(labels or ["000"]))
     drawn = axes.imshow(rows, aspect="auto", **scale_of(rows[~np.isnan(rows)]))
@@ -173,8 +175,8 @@ def heads(
     Returns an axes per head. Needs ``keep="blocks"``; raises ``OptionError`` without it.
     """
     sample = checked(explanation, sample)
-    chosen, name = chosen_block(explanation, block, "heads()")
-    maps = numbers(maps_of(chosen, kind, sample))
+    chosen, name = _chosen_block(explanation, block, "heads()")
+    maps = _numbers(_maps_of(chosen, kind, sample))
     if columns < 1:
         raise OptionError(f"columns={columns}: at least 1")
     columns = min(columns, len(maps))
@@ -204,8 +206,7 @@ def _draw_head(axes: Axes, number: int, values: np.ndarray, scale: dict[str, Any
 
 def _off_diagonal(values: np.ndarray) -> float | None:
     """The largest |number| off the diagonal; ``None`` if there is none but 0."""
-    rows, columns = np.indices(values.shape)
-    off = np.abs(values[rows != columns])
+    off = np.abs(values[np.eye(*values.shape) == 0])
     return float(off.max()) if off.size and off.max() > 0 else None
 
 
@@ -216,21 +217,60 @@ def _labels(explanation: Explanation, sample: int) -> list[str] | None:
     return None if tokens is None else tokens[sample]
 
 
-def _label_tokens(
-    axes: Axes, explanation: Explanation, sample: int, shape: tuple[int, ...]
-) -> None:
-    labels = _labels(explanation, sample)
-    for which, count in (("y", shape[0]), ("x", shape[1])):
-        _ticks_of_tokens(axes, which, labels, count)
-    axes.set_xlabel("from", fontsize=TICK)
-    axes.set_ylabel("to", fontsize=TICK)
-
-
 def _ticks_of_tokens(axes: Axes, which: str, labels: list[str] | None, count: int) -> None:
     """Labels where there is one per token; else plain numbers, sparse."""
     if labels is not None and len(labels) == count:
         write_ticks(axes, which, labels, rotation=90 if which == "x" else 0)
     else:
         step = max(1, 10 ** int(np.log10(max(count, 1))) // (2 if count < 50 else 1))
-        (axes.set_xticks if which == "x" else axes.set_yticks)(list(range(0, count, step)))
-        (axes.xaxis if which == "x" else axes.yaxis).set_tick_params(labelsize=TICK, length=2)
+        axis = axes.xaxis if which == "x" else axes.yaxis
+        axis.set_ticks(range(0, count, step))
+        axis.set_tick_params(labelsize=TICK, length=2)
+
+
+def _needed(kept: Kept | None, what: str, keep: str) -> Kept:
+    """What was kept. Raises ``OptionError`` naming the ``keep=`` that keeps it."""
+    if kept is None:
+        raise OptionError(
+            f"{what} needs what this explanation did not keep",
+            then=[f"relprop.explain(..., keep={keep!r})"],
+        )
+    return kept
+
+
+def _chosen_block(explanation: Explanation, block: int, what: str) -> tuple[Block, str]:
+    """The attention site of a number in forward order, −1 the last, and what a picture calls it.
+    Raises ``OptionError``."""
+    blocks = _needed(explanation.blocks, what, "blocks")
+    if not isinstance(block, int) or not -len(blocks) <= block < len(blocks):
+        raise OptionError(
+            f"block={block!r}: the explanation has {len(blocks)}, 0 to {len(blocks) - 1} "
+            "in forward order"
+        )
+    return blocks[block], blocks[block].path or f"block {block % len(blocks)}"
+
+
+def _maps_of(block: Block, kind: str, sample: int) -> Tensor:
+    """The attention, gradient or relevance of one sample, (heads, queries, keys). Raises
+    ``OptionError``."""
+    if kind not in SYMBOLS:
+        raise OptionError(f"kind={kind!r}: one of {', '.join(map(repr, SYMBOLS))}")
+    found: Tensor | None = getattr(block, kind)
+    if found is None:
+        raise OptionError(
+            f"this method computed no {kind} at {block.path}",
+            then=["method='transformer_attribution' has attention, gradient and relevance"],
+        )
+    if found.dim() != 4:
+        fact = (
+            f"{block.path} attends within parts of the input: its {kind} is "
+            f"{list(found.shape[1:])} per sample"
+        )
+        raise OptionError(fact, then=["explanation.blocks[...] has the numbers"])
+    return found[sample]
+
+
+def _numbers(values: Tensor) -> np.ndarray:
+    """The values as a numpy array, in double precision where the device has it."""
+    precision = torch.float32 if values.device.type == "mps" else torch.float64
+    return values.detach().to(precision).cpu().numpy()

@@ -1,4 +1,5 @@
-"""A map and the picture that lies under it: which picture, and where the map lies on it."""
+"""A map and the picture that lies under it: which picture, from the forms in which people have it,
+and where the map lies on it."""
 
 from __future__ import annotations
 
@@ -9,10 +10,9 @@ import torch
 from torch import Tensor
 
 from relprop.adapters.pictures import Original, thumbnail
-from relprop.errors import InputError, OptionError, message
+from relprop.errors import InputError, OptionError
 from relprop.views.colours import colours
 from relprop.views.heat import original_heatmap
-from relprop.views.pixels import pixels
 from relprop.views.regions import single_pixels
 from relprop.views.shown import only
 
@@ -35,12 +35,10 @@ def laid(explanation: Explanation, sample: int, image: Any) -> tuple[Tensor, np.
     kept = None if stream.originals is None else stream.originals[sample].picture
     if image is None and kept is not None:
         return original_heatmap(stream, sample, (kept.shape[1], kept.shape[2])), pixels(kept)
-    if image is None or image is False:
-        return turned(explanation.heatmap()[sample].detach().cpu(), stream), None
-    shown = pixels(image)
-    if is_original(image, shown.shape[:2], stream, sample):
+    shown = None if image is None or image is False else pixels(image)
+    if shown is not None and is_original(image, shown.shape[:2], stream, sample):
         return original_heatmap(stream, sample).detach().cpu(), shown
-    under = turned(torch.tensor(shown), stream).numpy()
+    under = None if shown is None else turned(torch.tensor(shown), stream).numpy()
     return turned(explanation.heatmap()[sample].detach().cpu(), stream), under
 
 
@@ -94,23 +92,19 @@ def _no_known_size(size: Any, original: Original | None, own: Any) -> InputError
     then = ["give the model's own image, undoing its normalisation: image * std + mean"]
     if original is None:
         then.append("relprop.explain(model, picture, processor=...) knows where its picture lies")
-    return InputError(message(fact, then=then))
+    return InputError(fact, then=then)
 
 
 def _refuse_no_picture(stream: TokenScores) -> None:
     if stream.grid is None or stream.image is None:
         raise OptionError(
-            message(
-                "heatmap() is for images: this explanation has no patch grid",
-                then=["relprop.plot.text(explanation)", "explanation.plot()"],
-            )
+            "heatmap() is for images: this explanation has no patch grid",
+            then=["relprop.plot.text(explanation)", "explanation.plot()"],
         )
     if len(stream.grid) != 2:
         raise OptionError(
-            message(
-                f"heatmap() is for one picture: this explanation's grid is {stream.grid}",
-                then=["explanation.picture(0).heatmap()", "explanation.plot()   # a map for each"],
-            )
+            f"heatmap() is for one picture: this explanation's grid is {stream.grid}",
+            then=["explanation.picture(0).heatmap()", "explanation.plot()   # a map for each"],
         )
 
 
@@ -118,14 +112,12 @@ def grey(picture: np.ndarray) -> np.ndarray:
     """A picture without its colours, (H, W), so that those of the map are the only ones."""
     if picture.ndim == 2:
         return picture
-    found: np.ndarray = picture[..., :3] @ np.array([0.299, 0.587, 0.114])
-    return found
+    return picture[..., :3] @ np.array([0.299, 0.587, 0.114])
 
 
 def opacity(shares: np.ndarray) -> np.ndarray:
     """How much of a picture shares of the strongest score, in [−1, 1], hide."""
-    found: np.ndarray = STRONGEST * np.abs(shares).clip(0, 1) ** 0.8
-    return found
+    return STRONGEST * np.abs(shares).clip(0, 1) ** 0.8
 
 
 def blended(shares: np.ndarray, picture: np.ndarray | None) -> np.ndarray:
@@ -134,5 +126,42 @@ def blended(shares: np.ndarray, picture: np.ndarray | None) -> np.ndarray:
     if picture is None:
         return ground
     part = opacity(shares)[..., None]
-    mixed: np.ndarray = part * ground + (1 - part) * 255 * grey(picture)[..., None]
+    mixed = part * ground + (1 - part) * 255 * grey(picture)[..., None]
     return mixed.round().astype(np.uint8)
+
+
+def pixels(image: Any) -> np.ndarray:
+    """An image as matplotlib takes it, (H, W) or (H, W, channels) in [0, 1]. Raises ``InputError``
+    for other shapes and for values far from [0, 1]."""
+    found = _channels_last(_numbers(image), isinstance(image, Tensor))
+    if found.dim() not in (2, 3) or (found.dim() == 3 and found.shape[2] not in (3, 4)):
+        raise InputError(
+            f"image has shape {list(getattr(image, 'shape', found.shape))}: one picture, "
+            "(H, W) or (channels, H, W), is needed"
+        )
+    least, most = float(found.min()), float(found.max())
+    if least < -0.05 or most > 1.05:
+        raise InputError(
+            f"image has values from {least:.3g} to {most:.3g}; a picture's are in [0, 1]",
+            then=["undo the normalisation: image * std + mean"],
+        )
+    return found.clamp(0, 1).numpy()
+
+
+def _numbers(image: Any) -> Tensor:
+    """The image's values, bytes as shares of 255."""
+    array = image.detach().cpu() if isinstance(image, Tensor) else np.array(image)
+    if isinstance(array, np.ndarray) and array.dtype.kind not in "buif":
+        then = ["give a PIL picture, an array or a tensor"]
+        raise InputError(f"image is {type(image).__name__}, no picture", then=then)
+    found = torch.as_tensor(array)
+    return found.float() / 255 if found.dtype == torch.uint8 else found.float()
+
+
+def _channels_last(found: Tensor, channels_come_first: bool) -> Tensor:
+    """(H, W) for one channel, else (H, W, channels). An array whose first and last axis may both be
+    the channels has them last, a tensor first."""
+    first = found.dim() == 3 and found.shape[0] in (1, 3, 4)
+    if first and (channels_come_first or found.shape[2] not in (1, 3, 4)):
+        found = found[0] if found.shape[0] == 1 else found.movedim(0, -1)
+    return found[..., 0] if found.dim() == 3 and found.shape[2] == 1 else found

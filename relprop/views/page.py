@@ -4,10 +4,8 @@ style sheet, and all text is escaped."""
 from __future__ import annotations
 
 import base64
-import html
-import struct
-import zlib
-from typing import TYPE_CHECKING, Any
+import io
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -42,11 +40,11 @@ def picture(explanation: Explanation) -> bytes | None:
     stream = next(iter(explanation.streams.values()))
     if stream.grid is None or len(stream.grid) != 2 or len(explanation.streams) > 1:
         return None
-    return heat_png(explanation, 0)
+    return png(_heat_pixels(explanation, 0))
 
 
 def _sample(explanation: Explanation, sample: int) -> str:
-    how = f"{html.escape(explanation.method)}, rules {html.escape(explanation.rules)}"
+    how = markup(f"{explanation.method}, rules {explanation.rules}", 200)
     parts = [f"<p><b>{markup(heading(explanation, sample), 200)}</b> <small>{how}</small></p>"]
     for name in explanation.streams:
         one = explanation[name]
@@ -91,13 +89,9 @@ def _image(explanation: Explanation, sample: int) -> str:
     return f'<img alt="heat map of the scores" src="{data_uri(_heat_pixels(explanation, sample))}">'
 
 
-def heat_png(explanation: Explanation, sample: int, image: Any = None) -> bytes:
-    """One sample's heat map as PNG, over ``image``, or the picture that was kept."""
-    return png(_heat_pixels(explanation, sample, image))
-
-
-def _heat_pixels(explanation: Explanation, sample: int, image: Any = None) -> np.ndarray:
-    stream, (values, picture) = only(explanation, "heatmap()"), laid(explanation, sample, image)
+def _heat_pixels(explanation: Explanation, sample: int) -> np.ndarray:
+    """One sample's heat map, over the picture that was kept."""
+    stream, (values, picture) = only(explanation, "heatmap()"), laid(explanation, sample, None)
     if picture is None:
         scale = SIDE / max(values.shape)
         size = [max(1, round(n * scale)) for n in stream.image or ()]
@@ -112,21 +106,9 @@ def data_uri(pixels: np.ndarray) -> str:
 
 
 def png(rgb: np.ndarray) -> bytes:
-    """A PNG file (8 bits) of pixels (H, W, 3), or (H, W) of one grey channel: ISO/IEC 15948, one
-    chunk of data, each row as its difference from the one above (filter 2), which is shorter."""
-    (height, width), rows = rgb.shape[:2], rgb.reshape(len(rgb), -1)
-    differences = np.diff(rows, axis=0, prepend=np.zeros_like(rows[:1]))
-    lines = np.concatenate([np.full((height, 1), 2, np.uint8), differences], 1).tobytes()
+    """A PNG file (8 bits) of pixels (H, W, 3), or (H, W) of one grey channel."""
+    from PIL import Image
 
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        )
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2 if rgb.ndim == 3 else 0, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(lines, 9))
-        + chunk(b"IEND", b"")
-    )
+    file = io.BytesIO()
+    Image.fromarray(rgb).save(file, "PNG")
+    return file.getvalue()

@@ -60,8 +60,7 @@ def plot_explanation(explanation: Explanation, image: Any, *, sample: int) -> Fi
         return plot_sequence(explanation, sample, title)
     if len(explanation.grid) > 2:
         return _plot_several(explanation, sample, title)
-    drawn = heatmap(explanation, image, sample=sample).figure
-    return drawn  # type: ignore[return-value]
+    return heatmap(explanation, image, sample=sample).figure  # type: ignore[return-value]
 
 
 def _plot_several(explanation: Explanation, sample: int, title: str) -> Figure:

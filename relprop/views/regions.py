@@ -24,15 +24,13 @@ def regions(explanation: Explanation, sample: int) -> list[tuple[str, float]]:
     Raises ``OptionError`` where the explanation has no parts to show."""
     stream = only(explanation, "summary()")
     found = units(explanation, sample, what="summary()")
-    if found.kind in ("words", "tokens"):
-        return [(named(name), score) for name, score in found.inside()]
-    axes, step = _areas(stream)
-    if step > 1:
-        return _summed(stream, sample, axes, step)
-    if stream.clock is None or stream.spans is None:
-        return [(named(name), score) for name, score in found.inside()]
-    ends = [list(zip(*pair, strict=True)) for pair in _clamped(stream)]
-    names = [_named(stream, places) for places in ends]
+    names = [named(name) for name in found.names]
+    if found.kind not in ("words", "tokens"):
+        axes, step = _areas(stream)
+        if step > 1:
+            return _summed(stream, sample, axes, step)
+        if stream.clock is not None and stream.spans is not None:
+            names = [_named(stream, places) for places in _clamped(stream)]
     parts = zip(names, found.scores, found.content, strict=True)
     return [(name, score) for name, score, content in parts if content]
 
@@ -43,12 +41,26 @@ def token_places(stream: TokenScores) -> list[str | None] | None:
     if stream.clock is None or stream.spans is None or stream.grid is None:
         return None
     both = zip(stream.source.tolist(), _clamped(stream), strict=True)
-    return [None if at < 0 else _named(stream, list(zip(*pair, strict=True))) for at, pair in both]
+    return [None if at < 0 else _named(stream, places) for at, places in both]
 
 
 def single_pixels(stream: TokenScores) -> bool:
     """Whether every pixel of an image has a score of its own."""
     return stream.grid is not None and stream.grid == stream.image
+
+
+def is_recording(stream: TokenScores) -> bool:
+    """Whether tokens without labels stand for stretches of time: those with a clock, and those that
+    were made from several steps of a sequence each."""
+    if stream.tokens is not None or stream.spans is None:
+        return False
+    along = len(stream.extent) == 1 and _of_several(stream)
+    return along or (stream.clock is not None and len(stream.grid or (0,)) <= 2)
+
+
+def _of_several(stream: TokenScores) -> bool:
+    """Whether tokens were made from several steps of the input each."""
+    return stream.spans is not None and bool((stream.spans.diff(dim=-1) > 1).any())
 
 
 def _areas(stream: TokenScores) -> tuple[tuple[int, ...], int]:
@@ -57,8 +69,8 @@ def _areas(stream: TokenScores) -> tuple[tuple[int, ...], int]:
     if stream.grid is not None:
         return stream.grid, -(-max(stream.grid) // AREAS) if single_pixels(stream) else 1
     count = stream.scores.shape[1]
-    alone = stream.spans is None or bool((stream.spans.diff(dim=-1) <= 1).all())
-    return (count,), -(-count // STRETCHES) if alone and count > 4 * STRETCHES else 1
+    many = count > 4 * STRETCHES and not _of_several(stream)
+    return (count,), -(-count // STRETCHES) if many else 1
 
 
 def _summed(
@@ -72,13 +84,10 @@ def _summed(
         if place is not None:
             sums.setdefault(tuple(p // step for p in place), []).append(score)
 
-    def ends(area: tuple[int, ...]) -> list[tuple[int, int]]:
-        both = zip(area, axes, strict=True)
-        return [(k * step, min((k + 1) * step, length)) for k, length in both]
-
     def name(area: tuple[int, ...]) -> str:
         original = None if stream.originals is None else stream.originals[sample]
-        places = ends(area)
+        both = zip(area, axes, strict=True)
+        places = [(k * step, min((k + 1) * step, length)) for k, length in both]
         if original is None or stream.image is None or len(places) != 2:
             return _named(stream, places)
         given = _in_the_original(places, original, stream.image)
@@ -113,12 +122,12 @@ def measure(explanation: Explanation, sample: int) -> str:
     return f"Rows and columns are those of the picture that was given, {height} × {width}."
 
 
-def _clamped(stream: TokenScores) -> list[tuple[list[int], list[int]]]:
-    """Each token's first positions along the input's axes, and those after its last."""
+def _clamped(stream: TokenScores) -> list[list[tuple[int, int]]]:
+    """Each token's first position along each of the input's axes, and the one after its last."""
     assert stream.spans is not None
     lengths = stream.spans.new_tensor(stream.extent)[:, None]
     inside = stream.spans.clamp(min=0).minimum(lengths)
-    return [(first, last) for first, last in inside.long().movedim(-1, 1).tolist()]
+    return inside.long().tolist()
 
 
 def _named(stream: TokenScores, places: list[tuple[int, int]]) -> str:

@@ -15,6 +15,7 @@ from relprop.views.figure import (
     write_ticks,
     write_title,
 )
+from relprop.views.regions import is_recording
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,15 +47,6 @@ def show_time(axes: Axes, tokens: TokenScores) -> None:
     bare(axes)
 
 
-def is_recording(tokens: TokenScores) -> bool:
-    """Whether tokens without labels stand for stretches of time: those with a clock, and those that
-    were made from several steps of a sequence each."""
-    if tokens.tokens is not None or tokens.spans is None:
-        return False
-    along = len(tokens.extent) == 1 and bool((tokens.spans.diff(dim=-1) > 1).any())
-    return along or (tokens.clock is not None and len(tokens.grid or (0,)) <= 2)
-
-
 def _line(tokens: TokenScores, explanation: Explanation, sample: int) -> Figure:
     assert tokens.spans is not None  # is_recording
     known = tokens.source >= 0
@@ -67,15 +59,10 @@ def _line(tokens: TokenScores, explanation: Explanation, sample: int) -> Figure:
 
 
 def _bars(tokens: TokenScores, sample: int) -> Figure:
-    scores, content = tokens.scores[sample].tolist(), tokens.content[sample].tolist()
-    labels = tokens.tokens[sample] if tokens.tokens else [str(i) for i in range(len(scores))]
-    fig, (axes,) = figure(1, max(4.0, 0.24 * len(scores) + 0.8), 2.3 + room_for(labels))
-    _draw_bars(axes, labels, scores, content)
-    return fig
-
-
-def _draw_bars(axes: Axes, labels: list[str], scores: list[float], content: list[bool]) -> None:
     """A bar per token: orange for the target, blue against it, grey for what is no content."""
+    scores, content = tokens.scores[sample].tolist(), tokens.content[sample].tolist()
+    labels = [str(i) for i in range(len(scores))]
+    fig, (axes,) = figure(1, max(4.0, 0.24 * len(scores) + 0.8), 2.3 + room_for(labels))
     colours = [
         hexadecimal(shade(0.75 if s >= 0 else -0.75)) if c else "lightgrey"
         for s, c in zip(scores, content, strict=True)
@@ -85,3 +72,4 @@ def _draw_bars(axes: Axes, labels: list[str], scores: list[float], content: list
     write_ticks(axes, "x", labels, rotation=90, most=10_000)
     axes.set_ylabel("score", fontsize=TICK)
     bare(axes)
+    return fig

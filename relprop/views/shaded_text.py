@@ -12,7 +12,7 @@ from relprop.errors import OptionError
 from relprop.views.colours import colours, hexadecimal, ink, shade
 from relprop.views.escape import visible
 from relprop.views.figure import GREY, TICK, TITLE, blank, several
-from relprop.views.shown import checked, named, target_of, text_only, units
+from relprop.views.shown import named, target_of, text_only, units
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +53,6 @@ def text(
     if not (width > 0 and size > 0):
         raise OptionError(f"text(width={width}, size={size}): positive numbers")
     found = units(explanation, sample, by, what="text()").in_words()
-    sample = checked(explanation, sample)
     title = f"target {target_of(explanation, sample)}" if title is None else title
     points = width * POINTS if ax is None else ax.get_window_extent().width / ax.figure.dpi * POINTS
     words = [visible(named(name), 60) for name in found.names]
@@ -120,30 +119,17 @@ def _draw(
     ax: Axes, word: str, place: tuple[float, float, float], size: float, share: float | None
 ) -> None:
     """One word on its ground; ``share`` is ``None`` for what is no content, which has none."""
-    left, _, middle = place
-    if share is not None:
-        _draw_ground(ax, place, size, share)
-    ax.text(
-        left,
-        middle + 0.36 * size,
-        word,
-        fontsize=size,
-        color=GREY if share is None else hexadecimal(ink(shade(share))),
-        va="baseline",
-        ha="left",
-        parse_math=False,
-        clip_on=True,
-    )
-
-
-def _draw_ground(ax: Axes, place: tuple[float, float, float], size: float, share: float) -> None:
     from matplotlib.patches import Rectangle
 
-    left, right, middle = place
-    corner = (left - 0.16 * size, middle - 0.72 * size)
-    colour = hexadecimal(shade(share))
-    wide, high = right - left + 0.32 * size, 1.44 * size
-    ax.add_patch(Rectangle(corner, wide, high, facecolor=colour, linewidth=0))
+    (left, right, middle), colour = place, GREY
+    if share is not None:
+        ground = shade(share)
+        colour = hexadecimal(ink(ground))
+        corner, wide = (left - 0.16 * size, middle - 0.72 * size), right - left + 0.32 * size
+        filled: dict[str, Any] = {"facecolor": hexadecimal(ground), "linewidth": 0}
+        ax.add_patch(Rectangle(corner, wide, 1.44 * size, **filled))
+    how: dict[str, Any] = {"fontsize": size, "color": colour, "parse_math": False}
+    ax.text(left, middle + 0.36 * size, word, clip_on=True, **how)
 
 
 def _legend(ax: Axes, height: float, signed: bool) -> None:
@@ -151,18 +137,10 @@ def _legend(ax: Axes, height: float, signed: bool) -> None:
     shares = np.linspace(-1 if signed else 0, 1, 101)
     top = height - MARGIN - 8.0
     label: dict[str, Any] = {"fontsize": TICK, "color": GREY, "va": "center"}
-    left = MARGIN + (38.0 if signed else 6.0)
-    if signed:
-        ax.text(MARGIN, top + 4, "against", **label)
-    else:
-        ax.text(MARGIN, top + 4, "0", ha="left", **label)
-        left += 4.0
-    ax.imshow(
-        colours(shares)[None],
-        extent=(left, left + BAR, top + 8, top),
-        aspect="auto",
-        interpolation="bilinear",
-    )
+    left = MARGIN + (38.0 if signed else 10.0)
+    ax.text(MARGIN, top + 4, "against" if signed else "0", **label)
+    place = (left, left + BAR, top + 8, top)
+    ax.imshow(colours(shares)[None], extent=place, aspect="auto", interpolation="bilinear")
     ax.text(left + BAR + 4, top + 4, "for the target" if signed else "strongest", **label)
 
 

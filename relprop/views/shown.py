@@ -3,10 +3,11 @@ its score."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 from relprop.views.escape import visible
 
 if TYPE_CHECKING:
@@ -40,17 +41,13 @@ class Units:
     def in_words(self) -> Units:
         """The same with every part that is several words, as a sentence is, written word by word,
         each with the whole part's score: for lines that break."""
-        several = [
-            (name.split() or [name]) if isinstance(name, str) else [name] for name in self.names
+        parts = [
+            (word, score, content)
+            for name, score, content in zip(self.names, self.scores, self.content, strict=True)
+            for word in ((name.split() or [name]) if isinstance(name, str) else [name])
         ]
-        counts = [len(words) for words in several]
-
-        def spread(values: tuple[Any, ...]) -> tuple[Any, ...]:
-            both = zip(values, counts, strict=True)
-            return tuple(value for value, count in both for _ in range(count))
-
-        names: tuple[Name, ...] = tuple(word for words in several for word in words)
-        return Units(self.kind, names, spread(self.scores), spread(self.content))
+        names, scores, contents = zip(*parts, strict=True) if parts else ((), (), ())
+        return Units(self.kind, names, scores, contents)
 
     def relative(self) -> list[float]:
         """The scores as shares of the strongest, in [−1, 1]."""
@@ -64,16 +61,23 @@ def only(explanation: Explanation, what: str) -> TokenScores:
     if len(explanation.streams) == 1:
         return next(iter(explanation.streams.values()))
     raise OptionError(
-        message(
-            (
-                f"{what}: {len(explanation.streams)} inputs are explained: "
-                f"{', '.join(map(repr, explanation.streams))}"
-            ),
-            then=[
-                f"explanation[{name!r}], and the same call with it" for name in explanation.streams
-            ],
-        )
+        (
+            f"{what}: {len(explanation.streams)} inputs are explained: "
+            f"{', '.join(map(repr, explanation.streams))}"
+        ),
+        then=[f"explanation[{name!r}], and the same call with it" for name in explanation.streams],
     )
+
+
+def pairs_of(explanations: Any, what: str, needed: str) -> list[tuple[Any, Any]]:
+    """Explanations as they are given (a mapping, a ``Comparison``, a list), each with the name it
+    has in a mapping. Raises ``OptionError`` for what is none of these."""
+    given = getattr(explanations, "explanations", explanations)  # a Comparison's
+    if isinstance(given, Mapping):
+        return list(given.items())
+    if not isinstance(given, Iterable):
+        raise OptionError(f"{what}: {type(given).__name__} is given; {needed} is needed")
+    return [(None, explanation) for explanation in given]
 
 
 def checked(explanation: Explanation, sample: int) -> int:
@@ -169,17 +173,13 @@ def text_only(explanation: Explanation, what: str) -> TokenScores:
     stream = only(explanation, what)
     if stream.grid is not None:
         raise OptionError(
-            message(
-                f"{what} is for texts: this explanation is of an image",
-                then=["relprop.plot.heatmap(explanation, image)"],
-            )
+            f"{what} is for texts: this explanation is of an image",
+            then=["relprop.plot.heatmap(explanation, image)"],
         )
     if stream.tokens is None and stream.words is None:
         raise OptionError(
-            message(
-                f"{what} is for texts: this explanation's tokens have no labels",
-                then=["relprop.explain(model, inputs, processor=tokenizer)", "explanation.plot()"],
-            )
+            f"{what} is for texts: this explanation's tokens have no labels",
+            then=["relprop.explain(model, inputs, processor=tokenizer)", "explanation.plot()"],
         )
     return stream
 

@@ -6,10 +6,8 @@ An operation has an account of its own; a person looks at a dozen parts, not at 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-from torch import Tensor
 
 from relprop.interpreter.accounts import Account
 from relprop.interpreter.ledger import Ledger
@@ -48,8 +46,9 @@ def stages(ledger: Ledger, sample: int) -> list[Stage]:
     start = abs(float(ledger.started[sample])) or 1.0
     found: list[Stage] = []
     skipped = 0.0  # what ended in stages that are not shown, which the next one has as its residual
-    for name, accounts in _grouped(ledger.accounts).items():
-        stage = _stage(name, accounts, sample)
+    for group, accounts in _grouped(ledger.accounts).items():
+        name = "" if group.startswith(BETWEEN) else group
+        stage = Stage(name, **ends(accounts, sample), entered=_entered(name, accounts, sample))
         if stage.name or max(abs(getattr(stage, kind)) for kind in KINDS) >= SMALL * start:
             named = stage.name or _named_by_what_ends(accounts, sample)
             found.append(replace(stage, name=named, residual=stage.residual + skipped))
@@ -61,10 +60,9 @@ def stages(ledger: Ledger, sample: int) -> list[Stage]:
     return found
 
 
-def _grouped(accounts: Iterable[Account]) -> dict[str, list[Account]]:
+def _grouped(accounts: Sequence[Account]) -> dict[str, list[Account]]:
     """Accounts by the part they belong to; those between two parts by a key that begins with
     ``BETWEEN``."""
-    accounts = list(accounts)
     lists = {a.path.split(".")[0] for a in accounts if any(map(str.isdigit, a.path.split(".")))}
     groups: dict[str, list[Account]] = {}
     gaps = 0
@@ -114,19 +112,15 @@ def _ended(account: Account, sample: int) -> float:
     )
 
 
-def _stage(group: str, accounts: list[Account], sample: int) -> Stage:
-    def total(amounts: Iterable[Tensor]) -> float:
-        return float(sum(float(amount[sample]) for amount in amounts))
-
-    name = "" if group.startswith(BETWEEN) else group
-    return Stage(
-        name,
-        absorbed=total(v for a in accounts for v in a.absorbed.values()),
-        lost=total(v for a in accounts for v in a.lost.values()),
-        unread=total(a.unread for a in accounts),
-        residual=total(a.residual for a in accounts),
-        entered=_entered(name, accounts, sample),
-    )
+def ends(accounts: Sequence[Account], sample: int) -> dict[str, float]:
+    """How much of a sample's relevance ended in some accounts, by kind."""
+    amounts = {
+        "absorbed": (v for a in accounts for v in a.absorbed.values()),
+        "lost": (v for a in accounts for v in a.lost.values()),
+        "unread": (a.unread for a in accounts),
+        "residual": (a.residual for a in accounts),
+    }
+    return {kind: float(sum(float(v[sample]) for v in each)) for kind, each in amounts.items()}
 
 
 def _entered(name: str, accounts: list[Account], sample: int) -> dict[str, float]:

@@ -6,9 +6,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from rich.cells import cell_len
 
 from relprop.errors import OptionError
@@ -44,11 +46,6 @@ def terminal(
         lines += draw(one, sample, colour, width)
     warnings = [visible(f"warning: {line}", 400) for line in concerns(explanation, sample)]
     return "\n".join([*lines, *warnings])
-
-
-def show(explanation: Explanation, sample: int) -> None:
-    """Print it."""
-    print_text(terminal(explanation, sample, colour=None, width=None))
 
 
 def print_text(text: str) -> None:
@@ -113,11 +110,13 @@ def _mark(share: float) -> str:
 
 def _paint(text: str, share: float) -> str:
     ground = shade(share)
-    front = ink(ground)
-    return (
-        f"\x1b[38;2;{front[0]};{front[1]};{front[2]}m\x1b[48;2;{ground[0]};"
-        f"{ground[1]};{ground[2]}m{text}{RESET}"
-    )
+    return f"{_start(ink(ground), ground)}{text}{RESET}"
+
+
+def _start(*colours: Sequence[int]) -> str:
+    """What gives these colours, ink and ground, to the characters that follow."""
+    front, back = (";".join(map(str, colour)) for colour in colours)
+    return f"\x1b[38;2;{front}m\x1b[48;2;{back}m"
 
 
 def _map(explanation: Explanation, sample: int, colour: bool, width: int) -> list[str]:
@@ -133,13 +132,8 @@ def _map(explanation: Explanation, sample: int, colour: bool, width: int) -> lis
     if len(tall) % 2:
         tall = np.concatenate([tall, np.zeros_like(tall[-1:])])
     pairs = zip(tall[::2].tolist(), tall[1::2].tolist(), strict=True)
-    return ["".join(map(_half_block, up, down)) + RESET for up, down in pairs]
-
-
-def _half_block(up: list[int], down: list[int]) -> str:
-    """A character whose upper half has one colour and whose lower half another one."""
-    a, b = (";".join(map(str, colour)) for colour in (up, down))
-    return f"\x1b[38;2;{a}m\x1b[48;2;{b}m▀"
+    lines = ["".join(f"{_start(*two)}▀" for two in zip(*pair, strict=True)) for pair in pairs]
+    return [line + RESET for line in lines]
 
 
 def _inked_map(shares: np.ndarray, signed: bool) -> list[str]:
@@ -156,10 +150,5 @@ def coarsened(values: np.ndarray, most: int) -> np.ndarray:
     times = -(-max(values.shape) // most)
     if times == 1:
         return values
-    height, width = (-(-n // times) * times for n in values.shape)
-    padded = np.full((height, width), np.nan)
-    padded[: values.shape[0], : values.shape[1]] = values
-    found: np.ndarray = np.nanmean(
-        padded.reshape(height // times, times, width // times, times), axis=(1, 3)
-    )
-    return found
+    whole = torch.from_numpy(values)[None]
+    return torch.nn.functional.avg_pool2d(whole, times, ceil_mode=True)[0].numpy()

@@ -93,13 +93,13 @@ def test_rounding_stays_within_its_resolution(level, seed, scale):
     )
     maps[1] = 0
     for axes in ((1, 2), (2,)):
-        found = rounded(maps, level, axes)
-        steps = found.steps.reshape([1 if k in axes else n for k, n in enumerate(maps.shape)])
+        found, steps = rounded(maps, level, axes)
+        steps = steps.reshape([1 if k in axes else n for k, n in enumerate(maps.shape)])
         error, largest = (
-            np.abs(found.values * steps - maps),
+            np.abs(found * steps - maps),
             np.abs(maps).max(axis=axes, keepdims=True),
         )
-        assert (error <= largest / level * 1.001).all() and found.values.dtype == (
+        assert (error <= largest / level * 1.001).all() and found.dtype == (
             np.int16 if level > 255 else np.int8
         )
 

@@ -81,7 +81,8 @@ def test_a_sounds_map_and_curve_are_the_models():
     model, reader = listener(), Wav2Vec2FeatureExtractor()
     card = relprop.card(model, [sound], processor=reader)
     e = relprop.explain(model, [sound], processor=reader)
-    (shown,), values = card.answers[0].maps, reader([sound], sampling_rate=16_000, return_tensors="pt")
+    values = reader([sound], sampling_rate=16_000, return_tensors="pt")
+    (shown,) = card.answers[0].maps
     expected = (e.scores[0] / e.scores[0].abs().max()).double().numpy()
     assert np.allclose(shown.shares[0, 0], expected)
     assert (shown.length, shown.shown, shown.unit, shown.hidden) == (0.5, 0.5, "s", 0.0)

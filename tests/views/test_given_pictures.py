@@ -18,8 +18,7 @@ import relprop
 from relprop import plot
 from relprop.demo.model import digit_scene_model
 from relprop.errors import InputError
-from relprop.views.overlay import laid
-from relprop.views.pixels import pixels
+from relprop.views.overlay import laid, pixels
 from tests.views.conftest import explain_texts
 
 WIDE, HIGH = 120, 60

@@ -15,8 +15,7 @@ from relprop.demo.model import digit_scene_model
 from relprop.errors import InputError, OptionError
 from relprop.evaluation.perturbation import PerturbationCurve
 from relprop.views.figure import figure
-from relprop.views.overlay import full_colour
-from relprop.views.pixels import pixels
+from relprop.views.overlay import full_colour, pixels
 from relprop.views.stages import part_of, short_names, stages
 from tests.views.conftest import explain_texts
 
