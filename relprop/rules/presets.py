@@ -35,7 +35,7 @@ from relprop.numerics import AuthorsStabiliser, Epsilon
 from relprop.operations import FILLS, MOVES, STOPS, Kind, Value
 from relprop.rules import moves
 from relprop.rules.attnlrp import SUMMED, attnlrp_lines
-from relprop.rules.authors import InputConv2d, OrigLinear, ZRule, indexed, joined, stabilised_sum
+from relprop.rules.authors import InputConv2d, OrigLinear, indexed, joined, stabilised_sum
 from relprop.rules.baselines import GAMMA, EpsilonLinear, Gamma, ZPlus
 from relprop.rules.call import Call
 from relprop.rules.closed import Conv2d, Linear, Matmul, Product
@@ -150,7 +150,7 @@ STABLE = variant(
 )
 
 _theirs = AuthorsStabiliser()
-_zrule = Rule(ZRule(_theirs), "z-rule, authors'", "generic", BOTH)
+_zrule = Rule(Generic(_theirs, normalise=False), "z-rule, authors'", "generic", BOTH)
 _authors_product = Rule(Product(_theirs), "product, authors'", "balance", BOTH, row_wise=True)
 _authors_matmul = Rule(Matmul(_theirs), "matmul, authors'", "balance", BOTH, row_wise=True)
 _authors_conv2d = Rule(InputConv2d(_theirs), "conv: z^B on 3 channels, authors'", "share", INPUTS)
