@@ -33,7 +33,7 @@ EPSILON = 1e-13
 INPUTS, BOTH = frozenset({"inputs"}), frozenset({"inputs", "output"})
 aten = torch.ops.aten
 #: Sums of one operand, with weights or without.
-SUMMED = (*(Kind.CONVOLUTION, Kind.TOTAL, Kind.SCAN, Kind.AVERAGE_POOL, Kind.RESAMPLE, Kind.FOLD),)
+SUMMED = (Kind.CONVOLUTION, Kind.TOTAL, Kind.SCAN, Kind.AVERAGE_POOL, Kind.RESAMPLE, Kind.FOLD)
 SOFTMAX = "constant term of the softmax"
 CONSTANT = "a number added"
 

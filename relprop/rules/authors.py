@@ -18,7 +18,7 @@ from relprop.rules import moves
 from relprop.rules.call import Call, Split
 from relprop.rules.closed import Conv2d, by_convolution
 from relprop.rules.families import GENERIC, Share
-from relprop.rules.rule import Rule, rule
+from relprop.rules.rule import Rule
 from relprop.rules.sums import STABILISER
 
 
@@ -30,23 +30,20 @@ def stabilised_sum(value: Tensor, relevances: tuple[Tensor, ...]) -> Tensor:
     return torch.where(value.isinf(), sum(relevances[1:], relevances[0]), kept)
 
 
-def stabilised_move(inverse: Rule, relevance: Tensor, call: Call) -> Split:
+def stabilised_move(inverse: Rule, name: str) -> Rule:
     """x · R/(x + 1e-9) in place of R, then ``inverse``; what their stabiliser takes is booked to
     it."""
-    kept = stabilised_sum(call.output, (relevance,))
-    return Split(tuple(inverse.function(kept, call)), {STABILISER: total(relevance - kept)})
+
+    def function(relevance: Tensor, call: Call) -> Split:
+        kept = stabilised_sum(call.output, (relevance,))
+        return Split(tuple(inverse.function(kept, call)), {STABILISER: total(relevance - kept)})
+
+    return Rule(function, name, "move")
 
 
-@rule(family="move", name="select, authors'")
-def indexed(relevance: Tensor, call: Call) -> Split:
-    """Selection of a token: x · R/(x + 1e-9) at the selected place."""
-    return stabilised_move(moves.select, relevance, call)
-
-
-@rule(family="move", name="cat, authors'")
-def joined(relevance: Tensor, call: Call) -> Split:
-    """Concatenation: x · R/(x + 1e-9), cut where it was joined."""
-    return stabilised_move(moves.cat, relevance, call)
+#: Selection of a token, and concatenation, cut where it was joined.
+indexed = stabilised_move(moves.select, "select, authors'")
+joined = stabilised_move(moves.cat, "cat, authors'")
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from relprop.numerics import positive, safe_divide, sign
-from relprop.operations import Args, Kwargs, Value
-from relprop.rules.call import Call, Split
+from relprop.operations import Value
+from relprop.rules.call import Call, Split, as_given
 from relprop.rules.families import NO_POSITIVE, Part, Terms
 
 #: γ of ``lrp_gamma``, as zennit's ``Gamma`` has it, and its composites for convolutions.
@@ -48,7 +48,7 @@ class Gamma:
     gamma: float
 
     def __call__(self, relevance: Tensor, call: Call) -> Split:
-        raised = replace(call, template=_as_given, function=partial(self.raised, call))
+        raised = replace(call, template=as_given, function=partial(self.raised, call))
         return EpsilonLinear(safe_divide)(relevance, raised)
 
     def raised(self, call: Call, *inputs: Tensor, made: Tensor | None = None) -> Tensor:
@@ -64,7 +64,3 @@ class Gamma:
         raised = self.raised(call, *call.inputs, made=z)
         part = safe_divide(z.detach(), raised.detach())
         return z.detach() + part * (raised - raised.detach())
-
-
-def _as_given(*inputs: Tensor) -> tuple[Args, Kwargs]:
-    return inputs, {}

@@ -232,3 +232,8 @@ class Call:
         )
         output = self.output.to(dtype) if narrow(self.output) else self.output
         return replace(self, operands=operands, output=output)
+
+
+def as_given(*inputs: Tensor) -> tuple[Args, Kwargs]:
+    """The template of a call whose arguments are its tensors."""
+    return inputs, {}

@@ -75,11 +75,8 @@ def move(relevance: Tensor, call: Call) -> Shares:
     return _place(call, where, pull(relevance))
 
 
-@rule(family="move", gradient=own)
-def route(relevance: Tensor, call: Call) -> Shares:
-    """As ``move``, for ops whose choice of place depends on the values: maximum, sort, top-k."""
-    shares: Shares = move.function(relevance, call)
-    return shares
+#: As ``move``, for ops whose choice of place depends on the values: maximum, sort, top-k.
+route = replace(move, name="route", reads=frozenset({"inputs", "output"}))
 
 
 @rule(family="move", reads="", gradient=own)
