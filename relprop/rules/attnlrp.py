@@ -68,13 +68,12 @@ class Linear(EpsilonLinear):
             return super().__call__(relevance, call)
         x, weight, s = *call.inputs[:2], self.divide(relevance, call.output)
         back = transposed(call, s, weight) if convolved else s @ weight
-        shares: list[Tensor | None] = [x * back, *(None for _ in call.operands[1:])]
-        for i, operand in enumerate(call.operands):
-            if operand.argument == "bias":
-                shares[i] = operand.value * (
-                    s.sum((0, 2, 3)) if convolved else s.sum_to_size(operand.value.shape)
-                )
-        return Split(tuple(shares), lost_by_division(relevance, s, call.output, ZERO))
+
+        def absorbed(bias: Tensor) -> Tensor:
+            return bias * (s.sum((0, 2, 3)) if convolved else s.sum_to_size(bias.shape))
+
+        others = (absorbed(o.value) if o.argument == "bias" else None for o in call.operands[1:])
+        return Split((x * back, *others), lost_by_division(relevance, s, call.output, ZERO))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from relprop.error_boundary import guarded
-from relprop.errors import OptionError, RuleError, message, nearest
+from relprop.errors import OptionError, RuleError, nearest
 from relprop.operations import Kind, Operator, kind, packet
 from relprop.rules.call import Call, Split
 from relprop.rules.rule import Relevance, Rule, Shares
@@ -69,16 +69,14 @@ def make_entry(key: Key, rule: Rule | Callable[..., Shares]) -> Entry:
     module = isinstance(key, type) and issubclass(key, nn.Module)
     if not (operator or module or (isinstance(key, str) and key)):
         raise RuleError(
-            message(
-                f"{key!r} is no key of a rule",
-                then=[
-                    (
-                        "give an operator (torch.ops.aten.gelu.default or "
-                        "torch.ops.aten.gelu), an nn.Module class, or a module-path "
-                        "pattern ('blocks.*.norm1')"
-                    )
-                ],
-            )
+            f"{key!r} is no key of a rule",
+            then=[
+                (
+                    "give an operator (torch.ops.aten.gelu.default or "
+                    "torch.ops.aten.gelu), an nn.Module class, or a module-path "
+                    "pattern ('blocks.*.norm1')"
+                )
+            ],
         )
     made = Rule.ensure(rule)
     if operator and made.kinds and kind(key) not in made.kinds:
