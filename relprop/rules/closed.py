@@ -68,9 +68,9 @@ def _through(x: Tensor, weight: Tensor) -> Tensor:
 
 def is_convolution_of_images(call: Call) -> bool:
     """Whether a call is ``conv2d`` of an activation, with a batch, and padding in numbers."""
-    padding = call.argument(4, "padding", 0)
     images = packet(call.op) is aten.conv2d and call.inputs[0].dim() == 4
-    return images and call.activations == (0,) and not isinstance(padding, str)
+    alone = images and call.activations == (0,)
+    return alone and not isinstance(call.argument(4, "padding", 0), str)
 
 
 def transposed(call: Call, s: Tensor, weight: Tensor) -> Tensor:
