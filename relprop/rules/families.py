@@ -106,8 +106,9 @@ class Terms:
     """R_j = Σ_k x_k,j·(∂z_k/∂x_k)ᵀ·R/Σ_k z_k for any op that is linear in its activation, z_k being
     the ``parts``; a bias that takes part absorbs its share by name.
 
-    An operation without a weight (a mean, a pooling), or that is not ``weighted``, keeps the
-    weights that it has, which are not negative. ``cause``: of what is lost where Σ_k z_k is 0.
+    The weight is the first other floating operand that is no bias; the rest are 0, as all are where
+    they are not ``weighted``. An operation without a weight (a mean, a pooling) keeps the weights
+    that it has, which are not negative. ``cause``: of what is lost where Σ_k z_k is 0.
     """
 
     divide: Divide = safe_divide
