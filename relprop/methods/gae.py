@@ -106,8 +106,8 @@ def _bimodal(
     total, identity = _sum([c for _, c in changes]), at.identity()
     found = {}
     for y, mine in identity.items():
-        reads = [(identity[x].to(m.dtype), m) for (x, other), m in total.items() if other == y]
-        parts = [(row[:, None] @ m)[:, 0] for row, m in reads]
+        rows = [(identity[x].to(m.dtype), m) for (x, other), m in total.items() if other == y]
+        parts = [(row[:, None] @ m)[:, 0] for row, m in rows]
         scores = sum(parts[1:], parts[0]) if parts else torch.zeros_like(mine)
         found[y] = TokenMap(scores, identity=mine)
     return found
