@@ -65,23 +65,16 @@ class Table(tuple[Method, ...]):
         )
 
     def _cells(self) -> list[tuple[str, ...]]:
-        head = ("method", "tier", "class", "signed", "cost", "source", "what it says")
-        by_tier = sorted(self, key=lambda m: place(m.name))
-        return [
-            head,
-            *(
-                (
-                    m.name,
-                    tier(m.name),
-                    "yes" if m.class_specific else "no",
-                    "yes" if m.signed else "no",
-                    m.cost,
-                    m.source,
-                    described(m.name, m.plain or m.description),
-                )
-                for m in by_tier
-            ),
+        found: list[tuple[str, ...]] = [
+            ("method", "tier", "class", "signed", "cost", "source", "what it says")
         ]
+        for m in sorted(self, key=lambda m: place(m.name)):
+            class_specific, signed = (
+                "yes" if yes else "no" for yes in (m.class_specific, m.signed)
+            )
+            said = described(m.name, m.plain or m.description)
+            found.append((m.name, tier(m.name), class_specific, signed, m.cost, m.source, said))
+        return found
 
 
 @guarded

@@ -15,9 +15,9 @@ from functools import partial
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import CompletenessWarning, OptionError, first_line, message, warn
+from relprop.errors import OptionError, first_line
 from relprop.methods.branches import refuse_branches
-from relprop.methods.inputs import Baseline, baselines, sums
+from relprop.methods.inputs import Baseline, baselines, sums, warn_of_gaps
 from relprop.methods.rescale import ALONE, TOGETHER, Operation, Rule, moved
 from relprop.operations import FILLS, MOVES, Kind, Value, argument, kind, name_of, packet
 from relprop.operations.vocabulary import WrittenNorm
@@ -63,24 +63,13 @@ def deeplift(at: InputStudy, *, baseline: Baseline = None) -> Mapping[str, Tenso
 def _warn_of_rounding(found: tuple[Tensor, ...], y: Tensor, y0: Tensor) -> None:
     """The rules are complete; what is missing is rounding, and said where it is more than that of
     y_t itself."""
-    difference, own = (
-        y.double() - y0.double(),
-        16 * torch.finfo(y.dtype).eps * torch.maximum(y.abs(), y0.abs()),
-    )
+    difference = y.double() - y0.double()
+    own = 16 * torch.finfo(y.dtype).eps * torch.maximum(y.abs(), y0.abs())
     summed, size = sums(found)
-    gap = (summed - difference).abs()
-    bad = (gap > ROUNDING * (size + difference.abs())) & (gap > own)
-    if bool(bad.any()):
-        worst = int((gap / (size + difference.abs())).nan_to_num().argmax())
-        warn(
-            CompletenessWarning(
-                f"deeplift of {int(bad.sum())} of {len(gap)} samples is off by rounding: "
-                f"that of sample {worst} sums to "
-                f"{float(summed[worst]):.4g}, where y_t changes by "
-                f"{float(difference[worst]):.4g} from the baseline",
-                then=["precision='float64'"],
-            )
-        )
+    gap, scale = (summed - difference).abs(), size + difference.abs()
+    bad = (gap > ROUNDING * scale) & (gap > own)
+    words = "deeplift of {many} is off by rounding: that of sample {worst} sums"
+    warn_of_gaps(summed, difference, gap / scale, bad, words, ["precision='float64'"])
 
 
 def contributions(
@@ -121,14 +110,11 @@ def _refuse_nonlinear(
     size = sum(p.abs().sum(1) for p in parts) + difference.detach().abs()
     if bool((gap > 1e-4 * size).any()):
         raise OptionError(
-            message(
-                f"deeplift is not defined for this target: {what} is not linear in the model's "
-                "output",
-                then=[
-                    "name an element of the output, or a sum or difference of some",
-                    "method='integrated_gradients' follows any callable",
-                ],
-            )
+            f"deeplift is not defined for this target: {what} is not linear in the model's output",
+            then=[
+                "name an element of the output, or a sum or difference of some",
+                "method='integrated_gradients' follows any callable",
+            ],
         )
 
 
@@ -138,7 +124,10 @@ def rules_for(
     """The rule of every operation between ``leaves`` and ``ends`` that is not affine. Raises
     ``OptionError`` naming the first that has none."""
     refuse_branches(program, "deeplift")
-    needed = _ancestors(ends)
+    needed = set(ends)
+    for node in reversed(program.graph.nodes):
+        if node in needed:
+            needed.update(tensor_inputs(node))
     moving, found = set(leaves), dict[fx.Node, Rule]()
     for node in program.graph.nodes:
         if (
@@ -153,16 +142,6 @@ def rules_for(
             rule = _rule(node, moving)
             if rule is not None:
                 found[node] = rule
-    return found
-
-
-def _ancestors(ends: Sequence[fx.Node]) -> set[fx.Node]:
-    found, waiting = set[fx.Node](), list(ends)
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += tensor_inputs(node)
     return found
 
 
@@ -187,13 +166,8 @@ def _rule(node: fx.Node, moving: set[fx.Node]) -> Rule | None:
     if first and alone is not None and _plain(node):
         return alone
     if what in TOGETHER:
-        if (
-            len(operands) == 1
-            and what is not Kind.EXTREMUM
-            and (first or what is not Kind.QUOTIENT)
-        ):
-            return None
-        return TOGETHER[what]
+        lone = len(operands) == 1 and what is not Kind.EXTREMUM
+        return None if lone and (first or what is not Kind.QUOTIENT) else TOGETHER[what]
     raise _undefined(node, "DeepLIFT has no rule for it")
 
 
@@ -209,16 +183,14 @@ def _plain(node: fx.Node) -> bool:
 
 def _undefined(node: fx.Node, why: str) -> OptionError:
     return OptionError(
-        message(
-            f"deeplift is not defined for this model: {node.target}: {why}",
-            at=describe(node),
-            then=[
-                (
-                    "method='integrated_gradients' is complete as well, and follows any "
-                    "model that has a gradient"
-                )
-            ],
-        )
+        f"deeplift is not defined for this model: {node.target}: {why}",
+        at=describe(node),
+        then=[
+            (
+                "method='integrated_gradients' is complete as well, and follows any "
+                "model that has a gradient"
+            )
+        ],
     )
 
 

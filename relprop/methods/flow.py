@@ -4,7 +4,6 @@ pipes, and how much each input token can send through it."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,14 +53,18 @@ def attention_flow(at: AttentionStudy) -> Mapping[str, TokenMap]:
 def flows(maps: Tensor, read: Tensor) -> Tensor:
     """The maximum flow from each token, (s,), through capacities (layers, s, s), from the input up,
     into the tokens that ``read`` (s,) weighs."""
-    maximum_flow, matrix = _scipy()
+    try:
+        from scipy.sparse import csr_matrix
+        from scipy.sparse.csgraph import maximum_flow
+    except ImportError:
+        raise OptionError(
+            'method attention_flow needs SciPy: pip install "relprop[flow]"'
+        ) from None
     count, s = maps.shape[:2]
     sink = (count + 1) * s
     tails, heads, sizes = [], [], []
     for layer, a in enumerate((maps * SCALE).round().int()):
-        i, j = a.nonzero(
-            as_tuple=True
-        )  # query i takes from key j: the flow goes from j below to i above
+        i, j = a.nonzero(as_tuple=True)  # query i takes from key j: from j below to i above
         tails.append(layer * s + j)
         heads.append((layer + 1) * s + i)
         sizes.append(a[i, j])
@@ -70,24 +73,13 @@ def flows(maps: Tensor, read: Tensor) -> Tensor:
     tails.append(count * s + ends)
     heads.append(torch.full_like(ends, sink))
     sizes.append(top[ends])
-    graph = matrix(
+    graph = csr_matrix(
         (torch.cat(sizes).numpy(), (torch.cat(tails).numpy(), torch.cat(heads).numpy())),
         shape=(sink + 1, sink + 1),
     )
     return torch.tensor(
         [maximum_flow(graph, j, sink).flow_value / SCALE for j in range(s)], dtype=torch.float64
     )
-
-
-def _scipy() -> tuple[Any, Any]:
-    try:
-        from scipy.sparse import csr_matrix
-        from scipy.sparse.csgraph import maximum_flow
-    except ImportError:
-        raise OptionError(
-            'method attention_flow needs SciPy: pip install "relprop[flow]"'
-        ) from None
-    return maximum_flow, csr_matrix
 
 
 def _plain(at: AttentionStudy) -> tuple[str, Sequence[SiteValues]]:

@@ -92,33 +92,23 @@ def _bimodal(
             for what, tokens in zip(("queries", "keys"), reads[site.contraction], strict=True)
         )
         a = at.dense(values, matrices[site.contraction])
-        r = _sum(
-            [
-                c
-                for node, c in changes
-                if flow.reaches(node, site.attention) or flow.reaches(node, site.values)
-            ]
-        )
+        ends = (site.attention, site.values)
+        r = _sum([c for node, c in changes if any(flow.reaches(node, end) for end in ends)])
         if s == q:
             change = self_attention(a, {y: m for (x, y), m in r.items() if x == s}, s)
         else:
-            nothing = {
-                name: a.new_zeros(len(a), n, n) for name, n in ((s, a.shape[1]), (q, a.shape[2]))
-            }
+            sizes = ((s, a.shape[1]), (q, a.shape[2]))
+            nothing = {name: a.new_zeros(len(a), n, n) for name, n in sizes}
             change = {y: a @ m for (x, y), m in r.items() if x == q != y}  # Eq. 11, for y = s
             change[q] = attention_to(a, r.get((s, s), nothing[s]), r.get((q, q), nothing[q]))
         changes.append((site.contraction, {(s, y): m for y, m in change.items()}))
     total, identity = _sum([c for _, c in changes]), at.identity()
     found = {}
     for y, mine in identity.items():
-        parts = [
-            (identity[x].to(m.dtype)[:, None] @ m)[:, 0]
-            for (x, other), m in total.items()
-            if other == y
-        ]
-        found[y] = TokenMap(
-            sum(parts[1:], parts[0]) if parts else torch.zeros_like(mine), identity=mine
-        )
+        rows = [(identity[x].to(m.dtype), m) for (x, other), m in total.items() if other == y]
+        parts = [(row[:, None] @ m)[:, 0] for row, m in rows]
+        scores = sum(parts[1:], parts[0]) if parts else torch.zeros_like(mine)
+        found[y] = TokenMap(scores, identity=mine)
     return found
 
 
@@ -134,11 +124,8 @@ def _one(path: str, what: str, tokens: Tokens) -> str:
     """The input whose tokens, all and in order, these are. Raises ``OptionError``."""
     if not tokens.exactly:
         whose = " and ".join(map(repr, tokens.names)) or "no explained input"
-        how = (
-            "merged, moved or only some of them"
-            if len(tokens.names) == 1
-            else "not those of one input"
-        )
+        merged = len(tokens.names) == 1
+        how = "merged, moved or only some of them" if merged else "not those of one input"
         raise OptionError(
             f"gae with inputs that attend to each other needs whole streams: the {what} "
             f"at {path!r} are tokens of {whose}, {how}"

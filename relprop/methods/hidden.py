@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from relprop.errors import OptionError, message
+from relprop.errors import OptionError
 from relprop.methods.received import attention_received
 from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.method import row_wise
@@ -51,28 +51,19 @@ def gradcam_features(
     """
     if not at.features:
         raise OptionError(
-            message(
-                "no feature map: the last site's queries and values come from different tensors",
-                then=["name one: target_layers=[...]"],
-            )
+            "no feature map: the last site's queries and values come from different tensors",
+            then=["name one: target_layers=[...]"],
         )
     maps = []
     for features in at.features:
-        gradient = features.gradient
-        content = _content_at(at, features)
-        shape = [
-            s if i in features.token_axes else 1 for i, s in enumerate(features.value.shape[1:])
-        ]
+        axes, sizes = [i + 1 for i in features.token_axes], features.value.shape
+        content, gradient = _content_at(at, features), features.gradient
+        shape = (n if i in axes else 1 for i, n in enumerate(sizes) if i)
         kept = content.reshape(len(content), *shape).to(gradient)
-        axes = [i + 1 for i in features.token_axes]
-        weights = (gradient * kept).sum(axes, keepdim=True) / kept.sum(axes, keepdim=True).clamp(
-            min=1
-        )
-        maps.append(
-            at.place(
-                features.node, features.per_token(weights * features.value * kept).clamp(min=0)
-            )
-        )
+        count = kept.sum(axes, keepdim=True).clamp(min=1)
+        weights = (gradient * kept).sum(axes, keepdim=True) / count
+        found = features.per_token(weights * features.value * kept).clamp(min=0)
+        maps.append(at.place(features.node, found))
     return {
         name: TokenMap(torch.stack([m[name] for m in maps]).mean(0) * at.content[name].to(at.home))
         for name in at.content
@@ -100,8 +91,6 @@ def _content_at(at: AttentionStudy, features: LayerValues) -> Tensor:
     all (merged tokens have no class token among them)."""
     count = features.per_token(features.value).shape[1]
     same = [content for content in at.content.values() if content.shape[1] == count]
-    return (
-        same[0]
-        if len(same) == 1
-        else torch.ones(len(features.value), count, dtype=torch.bool, device=features.value.device)
-    )
+    if len(same) == 1:
+        return same[0]
+    return torch.ones(len(features.value), count, dtype=torch.bool, device=features.value.device)

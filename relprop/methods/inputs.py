@@ -9,13 +9,14 @@ equal. What takes more than a line is Captum's, looked up when it is asked for.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from relprop.errors import CompletenessWarning, OptionError, RelpropError, first_line, message, warn
+from relprop.errors import CompletenessWarning, OptionError, RelpropError, first_line, warn
 from relprop.progress import counting
 from relprop.rules.baselines import GAMMA
 from relprop.runner.input_study import InputStudy
@@ -102,36 +103,35 @@ def integrated_gradients(
             'method integrated_gradients needs Captum: pip install "relprop[captum]"'
         ) from None
     values = tuple(at.values.values())
-    try:
-        with counting("step", n_steps) as begin:
+    with gradient_taken("on the way from the baseline"), counting("step", n_steps) as begin:
 
-            def step(*moved: Tensor) -> Tensor:
-                begin("")
-                return at.forward(*moved)
+        def step(*moved: Tensor) -> Tensor:
+            begin("")
+            return at.forward(*moved)
 
-            found = IntegratedGradients(step).attribute(
-                values, start, n_steps=n_steps, internal_batch_size=len(values[0])
-            )
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise no_gradient(error, "on the way from the baseline") from error
+        found = IntegratedGradients(step).attribute(
+            values, start, n_steps=n_steps, internal_batch_size=len(values[0])
+        )
     if not at.run.forms.of_gradient:  # whose integral is no difference of y
         _warn_unless_complete(at, found, start, n_steps)
     return dict(zip(at.values, found, strict=True))
 
 
-def no_gradient(error: RuntimeError, where: str) -> RelpropError:
-    """What autograd's refusal is turned into."""
-    return RelpropError(
-        message(
+@contextmanager
+def gradient_taken(where: str) -> Iterator[None]:
+    """What is done inside takes a gradient. Raises ``RelpropError`` where autograd refuses it."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise RelpropError(
             f"the gradient {where} cannot be taken: {first_line(error)}",
             then=[
                 "give the operator a derivative (torch.library.register_autograd)",
                 "or do without: method='lrp' and a rule for it (docs/write-a-rule.md)",
             ],
-        )
-    )
+        ) from error
 
 
 def positive_integer(name: str, value: object) -> int:
@@ -156,10 +156,23 @@ def by_input(at: InputStudy, option: str, given: object) -> dict[str, Any]:
 
 def sums(found: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Σ and Σ|·| of the contributions of all inputs together, (batch,), in double."""
-    parts = [f.flatten(1).double() for f in found]
-    return torch.stack([p.sum(1) for p in parts]).sum(0), torch.stack(
-        [p.abs().sum(1) for p in parts]
-    ).sum(0)
+    rows = torch.cat([f.flatten(1).double() for f in found], 1)
+    return rows.sum(1), rows.abs().sum(1)
+
+
+def warn_of_gaps(
+    total: Tensor, difference: Tensor, gap: Tensor, bad: Tensor, words: str, then: Sequence[str]
+) -> None:
+    """Warn of samples whose contributions do not sum to the change of y_t; ``gap`` is how far each
+    is off, in any unit, and ``words`` what to say, with places for how many and for the worst."""
+    if bool(bad.any()):
+        worst = int(gap.nan_to_num().argmax())
+        many = f"{int(bad.sum())} of {len(bad)} samples"
+        fact = (
+            f"{words.format(many=many, worst=worst)} to {float(total[worst]):.4g}, where y_t "
+            f"changes by {float(difference[worst]):.4g} from the baseline"
+        )
+        warn(CompletenessWarning(fact, then=then))
 
 
 def _warn_unless_complete(
@@ -169,23 +182,14 @@ def _warn_unless_complete(
     total, size = sums(found)
     gap = (total - difference).abs()
     bad = (gap > CONVERGED * difference.abs()) & (gap > 1e-4 * size)
-    if bool(bad.any()):
-        worst = int((gap / size).nan_to_num().argmax())
-        warn(
-            CompletenessWarning(
-                f"integrated gradients of {int(bad.sum())} of {len(gap)} samples have "
-                f"not converged with n_steps={n_steps}: those of sample {worst} sum to "
-                f"{float(total[worst]):.4g}, where y_t changes by "
-                f"{float(difference[worst]):.4g} from the baseline",
-                then=[
-                    f"n_steps={4 * n_steps}",
-                    (
-                        "another baseline=: near embeddings of 0 a model that normalises "
-                        "them changes fastest"
-                    ),
-                ],
-            )
-        )
+    words = f"have not converged with n_steps={n_steps}: those of sample {{worst}} sum"
+    then = [
+        f"n_steps={4 * n_steps}",
+        "another baseline=: near embeddings of 0 a model that normalises them changes fastest",
+    ]
+    warn_of_gaps(
+        total, difference, gap / size, bad, f"integrated gradients of {{many}} {words}", then
+    )
 
 
 def baselines(at: InputStudy, baseline: object) -> tuple[Tensor, ...]:

@@ -55,20 +55,17 @@ def leave_one_out(
 def _score(at: InputStudy, name: str, groups: list[list[list[int]]], found: Tensor) -> None:
     """Write what every group of every sample is worth."""
     count, (axis,) = found.shape[at.positions[name][0]], at.positions[name]
-    rows: list[Row] = [
-        (sample, torch.zeros(count, dtype=torch.bool)) for sample in range(len(groups))
-    ]
-    places: list[list[int]] = [[] for _ in rows]
-    for sample, lists in enumerate(groups):
-        for positions in lists:
-            gone = torch.zeros(count, dtype=torch.bool)
-            gone[positions] = True
-            rows.append((sample, gone))
-            places.append(positions)
+    parts = [(sample, one) for sample, lists in enumerate(groups) for one in lists]
+    whole: list[tuple[int, list[int]]] = [(sample, []) for sample in range(len(groups))]
+    asked, rows = [*whole, *parts], list[Row]()
+    for sample, positions in asked:
+        gone = torch.zeros(count, dtype=torch.bool)
+        gone[positions] = True
+        rows.append((sample, gone))
     values = at.without(name, rows)
     features = found[0].numel() // count
     moved = found.movedim(axis, 1)
-    for (sample, _), positions, value in zip(rows, places, values, strict=True):
+    for (sample, positions), value in zip(asked, values, strict=True):
         if positions:
             moved[sample, positions] = (values[sample] - value) / len(positions) / features
 

@@ -35,12 +35,8 @@ def vit_cx(
     everywhere here; the paper speaks of the probability. As many forward passes as the sample with
     most masks has masks. Needs SciPy, and an image whose patches are the feature map's tokens.
     """
-    if (
-        not isinstance(threshold, (int, float))
-        or not 0 < threshold <= 1
-        or not isinstance(noise, (int, float))
-        or noise < 0
-    ):
+    real = isinstance(threshold, (int, float)) and isinstance(noise, (int, float))
+    if not real or not 0 < threshold <= 1 or noise < 0:
         raise OptionError(
             f"threshold={threshold!r} must be above 0 and at most 1, noise={noise!r} at least 0"
         )
@@ -60,12 +56,8 @@ def vit_cx(
         with torch.no_grad():
             numbers.append(at.output(name, pixels * mask + z * (1 - mask)))
     weights = torch.stack(numbers, 1)
-    found = torch.stack(
-        [
-            safe_divide((w[: len(m), None] * m).sum(0), m.sum(0))
-            for w, m in zip(weights, masks, strict=True)
-        ]
-    )
+    both = [(w[: len(m), None], m) for w, m in zip(weights, masks, strict=True)]
+    found = torch.stack([safe_divide((w * m).sum(0), m.sum(0)) for w, m in both])
     scores = torch.zeros(content.shape, dtype=found.dtype, device=found.device)
     scores[content] = found.flatten()
     return {name: TokenMap(scores)}
@@ -73,15 +65,13 @@ def vit_cx(
 
 def _image(at: AttentionStudy) -> tuple[str, tuple[tuple[int, ...], tuple[int, ...]]]:
     """The explained image, its grid of patches and its size."""
-    images = {
-        name: grid for name, grid in at.grids.items() if grid is not None and len(grid[0]) == 2
-    }
+    images = [(n, grid) for n, grid in at.grids.items() if grid is not None and len(grid[0]) == 2]
     if len(images) != 1 or len(at.grids) != 1:
         raise OptionError(
             "vit_cx masks an image: the explained inputs "
             f"{', '.join(map(repr, at.grids))} have {len(images)} grids of patches"
         )
-    return next(iter(images.items()))
+    return images[0]
 
 
 def _patch_maps(features: LayerValues, content: Tensor, grid: tuple[int, ...]) -> list[Tensor]:

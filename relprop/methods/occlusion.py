@@ -57,7 +57,8 @@ def occlusion(
             change = y - at.forward(*(values | {name: without}).values())
             total[hidden] += change.reshape(-1, *[1] * (value.dim() - 1))
             times[hidden[1:]] += 1
-        found[name] = total / times / _features(at, name)
+        features = value[0].numel() // math.prod(value.shape[i] for i in at.positions[name])
+        found[name] = total / times / features
     return found
 
 
@@ -93,9 +94,3 @@ def _sizes(
             "one per axis of positions, or a dict of these by input name"
         )
     return sizes
-
-
-def _features(at: InputStudy, name: str) -> int:
-    return math.prod(
-        n for i, n in enumerate(at.values[name].shape) if i and i not in at.positions[name]
-    )

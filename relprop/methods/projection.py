@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
+from torch.nn import functional as F
 
 from relprop.errors import OptionError
 from relprop.operations import MOVES, Kind, argument, is_call, kind
@@ -73,8 +74,8 @@ def projected(at: AttentionStudy, values: SiteValues) -> Tensor:
     wide, apart = moved.expand(len(moved), *shape), _one_head_each(at, values)
     parts = []
     for some in wide.split(queries, query):  # as many keys at a time as there are places
-        placed = _filled_up(some, query, queries)
-        made = at.replay(site.contraction, end, placed.unsqueeze(0) * apart)
+        missing = (0,) * (-2 * query - 1) + (queries - some.shape[query],)
+        made = at.replay(site.contraction, end, F.pad(some, missing).unsqueeze(0) * apart)
         made = _by_token(at, end, made[:-1] - made[-1:], windows)  # without the bias
         parts.append(made[..., : some.shape[query], :])
     return torch.cat(parts, 3)
@@ -89,16 +90,6 @@ def _one_head_each(at: AttentionStudy, values: SiteValues) -> Tensor:
     apart = torch.cat([apart, torch.zeros_like(apart[:1])])
     sizes = (maps.shape[i] if i in axes else 1 for i in range(1, maps.dim()))
     return apart.reshape(heads + 1, 1, *sizes)
-
-
-def _filled_up(some: Tensor, axis: int, length: int) -> Tensor:
-    """The tensor with zeros up to ``length`` along an axis."""
-    missing = length - some.shape[axis]
-    if not missing:
-        return some
-    shape = list(some.shape)
-    shape[axis] = missing
-    return torch.cat([some, some.new_zeros(shape)], axis)
 
 
 def _by_token(at: AttentionStudy, end: fx.Node, made: Tensor, windows: int) -> Tensor:
@@ -154,7 +145,7 @@ def residual_of(session: Session, site: Site) -> Residual:
 
 def sum_norms(at: AttentionStudy, values: SiteValues) -> Tensor:
     """‖Σ_h α_ij f(x_j) + δ_ij x_i‖ (Kobayashi et al. 2021), after the layer norm behind the sum
-    with the whole sum's statistics: (batch, queries, keys)."""
+    with the whole sum's statistics, less the I that the roll-up adds: (batch, queries, keys)."""
     site = values.site
     residual, vectors = residual_of(at.session, site), projected(at, values)
     maps = values.attention.mT if site.transposed else values.attention
@@ -174,7 +165,8 @@ def sum_norms(at: AttentionStudy, values: SiteValues) -> Tensor:
         if residual.norm is not None:
             moved = _normalised(at, residual.norm, moved, whole[:, i])
         rows.append(moved.norm(dim=-1))
-    return torch.stack(rows, 1)
+    matrix = torch.stack(rows, 1)
+    return matrix - torch.eye(keys, dtype=matrix.dtype, device=matrix.device)
 
 
 def _normalised(at: AttentionStudy, norm: fx.Node, parts: Tensor, whole: Tensor) -> Tensor:

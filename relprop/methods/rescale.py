@@ -150,27 +150,24 @@ def _normalised(x: Pair, dims: tuple[int, ...], eps: float, *, centred: bool) ->
 
 
 def _layer_norm(at: Operation) -> Tensor:
-    weight, bias = at.argument(2, "weight"), at.argument(3, "bias")
     eps = at.argument(4, "eps", 1e-5)
     unit = _normalised(at.pair(0), _last(at.args[1]), eps, centred=True).value
-    return _scaled(unit, weight, bias)
+    return _scaled(unit, at.argument(2, "weight"), at.argument(3, "bias"))
 
 
 def _rms_norm(at: Operation) -> Tensor:
-    weight, eps = at.argument(2, "weight"), at.argument(3, "eps")
+    eps = at.argument(3, "eps")
     eps = torch.finfo(at.args[0].dtype).eps if eps is None else eps
     unit = _normalised(at.pair(0), _last(at.args[1]), eps, centred=False).value
-    return _scaled(unit, weight, None)
+    return _scaled(unit, at.argument(2, "weight"), None)
 
 
 def _group_norm(at: Operation) -> Tensor:
-    weight, bias = at.argument(2, "weight"), at.argument(3, "bias")
-    eps = at.argument(4, "eps", 1e-5)
-    shape, groups = at.args[0].shape, at.args[1]
+    shape, groups, eps = at.args[0].shape, at.args[1], at.argument(4, "eps", 1e-5)
     grouped = affine(lambda t: t.reshape(shape[0], groups, -1), at.pair(0))
     whole = _normalised(grouped, (2,), eps, centred=True).value.reshape(shape)
-    per_channel = [-1 if i == 1 else 1 for i in range(len(shape))]
-    return _scaled(whole, *(None if t is None else t.reshape(per_channel) for t in (weight, bias)))
+    given, sizes = (at.argument(2, "weight"), at.argument(3, "bias")), (-1, *[1] * (len(shape) - 2))
+    return _scaled(whole, *(None if t is None else t.reshape(sizes) for t in given))
 
 
 def _last(shape: Sequence[int]) -> tuple[int, ...]:
@@ -197,22 +194,22 @@ def _max_pool(at: Operation) -> Tensor:
     names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
     options = dict(zip(names, at.args[1:], strict=False)) | dict(at.kwargs)
     options["stride"] = options.get("stride") or None
-    (y, own), (y0, theirs) = (
-        pool(t, return_indices=True, **options) for t in (at.args[0].detach(), at.reference[0])
-    )
+    found = [pool(t.detach(), return_indices=True, **options) for t in at.pair(0)]
+    return _taken(found, [t.flatten(-space) for t in at.pair(0)], space)
+
+
+def _taken(
+    found: Sequence[tuple[Tensor, Tensor]], rows: Sequence[Tensor], space: int = 1
+) -> Tensor:
+    """y, whose whole difference is due to one element of ``rows`` for each of its own; ``found``: y
+    and y′, and where they stand."""
+    (y, own), (y0, theirs) = found
     chosen = torch.where(y >= y0, own, theirs).flatten(-space)
-    x, x0 = (
-        t.flatten(-space).gather(-1, chosen).reshape(y.shape) for t in (at.args[0], at.reference[0])
-    )
-    return _taken(Pair(y, y0), Pair(x, x0))
-
-
-def _taken(y: Pair, x: Pair) -> Tensor:
-    """y, whose whole difference is due to x, one element for each of its own."""
-    change = _difference(x.value.detach(), x.reference)
+    x, x0 = (t.gather(-1, chosen).reshape(y.shape) for t in rows)
+    change = _difference(x.detach(), x0)
     still = change == 0
-    multiplier = torch.where(still, 1.0, _difference(*y) / torch.where(still, 1.0, change))
-    return y.value + multiplier * moved(x.value)
+    multiplier = torch.where(still, 1.0, _difference(y, y0) / torch.where(still, 1.0, change))
+    return y + multiplier * moved(x)
 
 
 def _largest(sign: int) -> Rule:
@@ -223,10 +220,8 @@ def _largest(sign: int) -> Rule:
         wide = at.args[0].dim()
         axes = [d % wide for d in at.argument(1, "dim", ())] or list(range(wide))
         order = [*(i for i in range(wide) if i not in axes), *axes]
-        rows = [t.permute(order).flatten(wide - len(axes)) for t in (at.args[0], at.reference[0])]
-        (y, own), (y0, theirs) = ((sign * t.detach()).max(-1, keepdim=True) for t in rows)
-        chosen = torch.where(y >= y0, own, theirs)
-        made = _taken(Pair(sign * y, sign * y0), Pair(*(t.gather(-1, chosen) for t in rows)))
+        rows = [sign * t.permute(order).flatten(wide - len(axes)) for t in at.pair(0)]
+        made = sign * _taken([t.detach().max(-1, keepdim=True) for t in rows], rows)
         return made.reshape(at.run(at.args[0].detach(), *at.args[1:], **at.kwargs).shape)
 
     return rule

@@ -97,12 +97,8 @@ def last_or_mean(
     found = at.rows(matrices)
 
     def of(name: str, rows: Tensor) -> Tensor:
-        return (
-            rows.mean(1)
-            if layers is not None
-            else rows[:, at.last[name]]
-            if name in at.last
-            else torch.zeros_like(rows[:, 0])
-        )
+        if layers is not None:
+            return rows.mean(1)
+        return rows[:, at.last[name]] if name in at.last else torch.zeros_like(rows[:, 0])
 
     return {name: TokenMap(of(name, rows), rows) for name, rows in found.items()}

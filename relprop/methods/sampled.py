@@ -11,7 +11,7 @@ from torch import Tensor
 
 from relprop.errors import OptionError
 from relprop.methods.averages import Noise, generator, normal, per_input
-from relprop.methods.inputs import Baseline, no_gradient, positive_integer
+from relprop.methods.inputs import Baseline, gradient_taken, positive_integer
 from relprop.methods.inputs import baselines as references
 from relprop.numerics import at_least_float32
 from relprop.progress import with_progress
@@ -31,10 +31,7 @@ def smoothgrad(
     positive_integer("n_samples", n_samples)
     per_input(at, "stdev", stdev)
     around = Noise(n_samples, stdev, seed)
-    total = {
-        name: torch.zeros_like(value, dtype=at_least_float32(value.dtype))
-        for name, value in at.values.items()
-    }
+    total = _zeros(at)
     for point in with_progress(around.points(at), "sample", n_samples):
         found = gradients(at, list(point.values.values()))
         for name, gradient in zip(total, found, strict=True):
@@ -60,15 +57,9 @@ def gradient_shap(
     expectation it sums to y_t(x) − E y_t(b). ``n_samples`` forward and backward passes. Signed.
     """
     positive_integer("n_samples", n_samples)
-    choice, spread, source = (
-        _distribution(at, baselines),
-        per_input(at, "stdevs", stdevs),
-        generator(seed),
-    )
-    total = {
-        name: torch.zeros_like(value, dtype=at_least_float32(value.dtype))
-        for name, value in at.values.items()
-    }
+    choice, spread = _distribution(at, baselines), per_input(at, "stdevs", stdevs)
+    source = generator(seed)
+    total = _zeros(at)
     for _ in with_progress(range(n_samples), "sample", n_samples):
         start = choice[int(torch.randint(len(choice), (), generator=source))]
         alpha = float(torch.rand((), generator=source, dtype=torch.float64))
@@ -86,12 +77,9 @@ def random(at: InputStudy, *, seed: int = 0) -> Mapping[str, Tensor]:
     for name, value in at.values.items():
         kept = [n if i in at.positions[name] else 1 for i, n in enumerate(value.shape)][1:]
         features = math.prod(value.shape[1:]) // math.prod(kept)
-        drawn = (
-            torch.rand(kept, generator=source, dtype=torch.float64) / features
-        )  # a position's score is the sum over its features
-        found[name] = (
-            drawn.to(value.device, at_least_float32(value.dtype)).expand(value.shape).clone()
-        )
+        drawn = torch.rand(kept, generator=source, dtype=torch.float64)
+        each = (drawn / features).to(value.device, at_least_float32(value.dtype))
+        found[name] = each.expand(value.shape).clone()  # a position's score is the sum over them
     return found
 
 
@@ -101,13 +89,15 @@ def gradients(at: InputStudy, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         t.to(value.dtype).detach().requires_grad_()
         for t, value in zip(tensors, at.values.values(), strict=True)
     )
-    try:
-        with torch.enable_grad():
-            return torch.autograd.grad(at.forward(*points).sum(), points)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise no_gradient(error, "near the input") from error
+    with gradient_taken("near the input"), torch.enable_grad():
+        return torch.autograd.grad(at.forward(*points).sum(), points)
+
+
+def _zeros(at: InputStudy) -> dict[str, Tensor]:
+    return {
+        name: torch.zeros_like(value, dtype=at_least_float32(value.dtype))
+        for name, value in at.values.items()
+    }
 
 
 def _distribution(at: InputStudy, given: object) -> list[tuple[Tensor, ...]]:

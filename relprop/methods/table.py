@@ -2,292 +2,141 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from relprop import rules
+from relprop.methods import inputs, rows
 from relprop.methods.attention import rollout, transformer_attribution
 from relprop.methods.deeplift import deeplift
 from relprop.methods.flow import attention_flow
 from relprop.methods.gae import gae
 from relprop.methods.hidden import attcat, cat, gradcam_features
-from relprop.methods.inputs import (
-    attnlrp,
-    cp_lrp,
-    epsilon_lrp,
-    gradient_x_input,
-    input_gradient,
-    integrated_gradients,
-    lrp,
-    lrp_gamma,
-)
 from relprop.methods.left_out import leave_one_out
 from relprop.methods.masks import vit_cx
 from relprop.methods.occlusion import occlusion
 from relprop.methods.plain import PLAIN
 from relprop.methods.projection import read_by_projections
-from relprop.methods.rows import (
-    attention_grad,
-    attention_times_grad,
-    gradcam,
-    partial_lrp,
-    raw_attention,
-)
 from relprop.methods.sampled import gradient_shap, random, smoothgrad
 from relprop.methods.values import attention_norm, value_zeroing
 from relprop.runner.method import Method
 
 GRADIENT, RELEVANCE = frozenset({"gradient"}), frozenset({"relevance"})
+HIDDEN = GRADIENT | {"hidden"}
 ROLLED, READ = ("layers", "normalize_rows", "head_fusion"), ("layers", "head_fusion")
-#: Relevance at the input.
-BY_RULES = partial(Method, level="input", shared=("positions",), signed=True)
+
+
+def _method(
+    function: Callable[..., Mapping[Any, Any]],
+    cost: str,
+    source: str,
+    needs: frozenset[str] = frozenset(),
+    shared: tuple[str, ...] = (),
+    **facts: Any,
+) -> Method:
+    """A method under its function's name."""
+    name = function.__name__
+    facts |= {"cost": cost, "source": source, "shared": shared, "plain": PLAIN[name]}
+    return Method(name, function, needs, **facts)
+
+
+_of_any_class = partial(_method, class_specific=False)
+_at_input = partial(_method, level="input")
+_added_up = partial(_at_input, signed=True)
+_by_rules = partial(_added_up, needs=RELEVANCE, shared=("positions",))
+_of_output = partial(_by_rules, starts_with="output")
+
+
+def _gamma(options: Mapping[str, Any]) -> rules.RuleSet:
+    return rules.lrp_gamma(options["gamma"], options["conv_gamma"])
+
 
 SHIPPED: dict[str, Method] = {
-    method.name: replace(method, plain=PLAIN[method.name])
+    method.name: method
     for method in (
-        Method(
-            "transformer_attribution",
+        _method(
             transformer_attribution,
+            "4.9",
+            "Chefer, Gur & Wolf, CVPR 2021",
             GRADIENT | RELEVANCE,
-            shared=ROLLED,
-            cost="4.9",
-            source="Chefer, Gur & Wolf, CVPR 2021",
+            ROLLED,
         ),
-        Method(
-            "rollout",
-            rollout,
-            class_specific=False,
-            shared=(*ROLLED, "discard_ratio"),
-            cost="1",
-            source="Abnar & Zuidema, ACL 2020",
+        _of_any_class(rollout, "1", "Abnar & Zuidema, ACL 2020", shared=(*ROLLED, "discard_ratio")),
+        _of_any_class(rows.raw_attention, "1", "Chefer, Gur & Wolf, CVPR 2021", shared=READ),
+        _of_any_class(
+            attention_flow, "1 + s flows", "Abnar & Zuidema, ACL 2020", shared=("layers",)
         ),
-        Method(
-            "raw_attention",
-            raw_attention,
-            class_specific=False,
-            shared=READ,
-            cost="1",
-            source="Chefer, Gur & Wolf, CVPR 2021",
+        _method(
+            rows.attention_grad, "2", "Qiang et al., NeurIPS 2022", GRADIENT, READ, signed=True
         ),
-        Method(
-            "attention_flow",
-            attention_flow,
-            class_specific=False,
-            shared=("layers",),
-            cost="1 + s flows",
-            source="Abnar & Zuidema, ACL 2020",
-        ),
-        Method(
-            "attention_grad",
-            attention_grad,
-            GRADIENT,
-            shared=READ,
-            signed=True,
-            cost="2",
-            source="Qiang et al., NeurIPS 2022",
-        ),
-        Method(
-            "attention_times_grad",
-            attention_times_grad,
-            GRADIENT,
-            shared=READ,
-            cost="2",
-            source="Barkan et al., CIKM 2021",
-        ),
-        Method(
-            "gradcam",
-            gradcam,
-            GRADIENT,
-            shared=("layers",),
-            cost="2",
-            source="Selvaraju et al., ICCV 2017",
-        ),
-        Method("gae", gae, GRADIENT, shared=READ, cost="2", source="Chefer, Gur & Wolf, ICCV 2021"),
-        Method(
-            "partial_lrp",
-            partial_lrp,
+        _method(rows.attention_times_grad, "2", "Barkan et al., CIKM 2021", GRADIENT, READ),
+        _method(rows.gradcam, "2", "Selvaraju et al., ICCV 2017", GRADIENT, ("layers",)),
+        _method(gae, "2", "Chefer, Gur & Wolf, ICCV 2021", GRADIENT, READ),
+        _method(
+            rows.partial_lrp,
+            "4.8",
+            "Voita et al., ACL 2019",
             RELEVANCE,
+            READ,
             rules="reference_lrp",
-            shared=READ,
-            cost="4.8",
-            source="Voita et al., ACL 2019",
         ),
-        Method(
-            "cat",
-            cat,
-            GRADIENT | {"hidden"},
-            shared=("layers", "part"),
-            signed=True,
-            cost="2",
-            source="Qiang et al., NeurIPS 2022",
-        ),
-        Method(
-            "attcat",
-            attcat,
-            GRADIENT | {"hidden"},
-            shared=("layers", "part"),
-            signed=True,
-            cost="2",
-            source="Qiang et al., NeurIPS 2022",
-        ),
-        Method(
-            "gradcam_features",
+        _method(cat, "2", "Qiang et al., NeurIPS 2022", HIDDEN, ("layers", "part"), signed=True),
+        _method(attcat, "2", "Qiang et al., NeurIPS 2022", HIDDEN, ("layers", "part"), signed=True),
+        _method(
             gradcam_features,
+            "2",
+            "Selvaraju et al., ICCV 2017",
             GRADIENT | {"features"},
-            shared=("layers",),
-            cost="2",
-            source="Selvaraju et al., ICCV 2017",
+            ("layers",),
         ),
-        Method(
-            "attention_norm",
+        _of_any_class(
             attention_norm,
+            "1.6",
+            "Kobayashi et al., EMNLP 2020",
             frozenset({"inputs"}),
-            False,
+            ROLLED,
             reads=read_by_projections,
-            shared=ROLLED,
-            cost="1.6",
-            source="Kobayashi et al., EMNLP 2020",
         ),
-        Method(
-            "value_zeroing",
+        _of_any_class(
             value_zeroing,
+            "0.8 tokens",
+            "Mohebbi et al., EACL 2023",
             frozenset({"values", "hidden"}),
-            False,
-            shared=("layers", "normalize_rows"),
-            cost="0.8 tokens",
-            source="Mohebbi et al., EACL 2023",
+            ("layers", "normalize_rows"),
         ),
-        Method(
-            "vit_cx",
+        _method(
             vit_cx,
+            "masks + 1",
+            "Xie et al., IJCAI 2023",
             frozenset({"features", "inputs"}),
-            shared=("layers",),
+            ("layers",),
             signed=True,
-            cost="masks + 1",
-            source="Xie et al., IJCAI 2023",
         ),
-        BY_RULES(
-            "lrp",
-            lrp,
-            RELEVANCE,
-            rules="lrp",
-            cost="3",
-            source="Binder et al., ICANN 2016",
-        ),
-        Method(
-            "input_gradient",
-            input_gradient,
-            GRADIENT,
-            level="input",
-            cost="2",
-            source="Simonyan et al., ICLR workshop 2014",
-        ),
-        Method(
-            "gradient_x_input",
-            gradient_x_input,
-            GRADIENT,
-            level="input",
-            shared=("part",),
-            signed=True,
-            cost="2",
-            source="Shrikumar et al., 2016",
-        ),
-        Method(
-            "integrated_gradients",
-            integrated_gradients,
-            level="input",
-            signed=True,
-            cost="2 n_steps + 4",
+        _by_rules(inputs.lrp, "3", "Binder et al., ICANN 2016", rules="lrp"),
+        _at_input(inputs.input_gradient, "2", "Simonyan et al., ICLR workshop 2014", GRADIENT),
+        _added_up(inputs.gradient_x_input, "2", "Shrikumar et al., 2016", GRADIENT, ("part",)),
+        _added_up(
+            inputs.integrated_gradients,
+            "2 n_steps + 4",
+            "Sundararajan et al., ICML 2017",
             shared=("gradient",),
-            source="Sundararajan et al., ICML 2017",
         ),
-        BY_RULES(
-            "attnlrp",
-            attnlrp,
-            RELEVANCE,
-            rules="attnlrp",
-            cost="2",
-            source="Achtibat et al., ICML 2024",
-            starts_with="output",
-        ),
-        BY_RULES(
-            "cp_lrp",
-            cp_lrp,
-            RELEVANCE,
-            rules="cp_lrp",
-            cost="2",
-            source="Ali et al., ICML 2022",
-            starts_with="output",
-        ),
-        BY_RULES(
-            "epsilon_lrp",
-            epsilon_lrp,
-            RELEVANCE,
-            rules="epsilon",
-            cost="2",
-            source="Bach et al., PLOS ONE 2015",
-            starts_with="output",
-        ),
-        BY_RULES(
-            "lrp_gamma",
-            lrp_gamma,
-            RELEVANCE,
-            rules=lambda options: rules.lrp_gamma(options["gamma"], options["conv_gamma"]),
-            cost="4",
-            source="Achtibat et al., ICML 2024",
-            starts_with="output",
-        ),
-        Method(
-            "smoothgrad",
-            smoothgrad,
-            level="input",
-            cost="2 n_samples + 2",
-            shared=("gradient",),
-            source="Smilkov et al., 2017",
-        ),
-        Method(
-            "gradient_shap",
+        _of_output(inputs.attnlrp, "2", "Achtibat et al., ICML 2024", rules="attnlrp"),
+        _of_output(inputs.cp_lrp, "2", "Ali et al., ICML 2022", rules="cp_lrp"),
+        _of_output(inputs.epsilon_lrp, "2", "Bach et al., PLOS ONE 2015", rules="epsilon"),
+        _of_output(inputs.lrp_gamma, "4", "Achtibat et al., ICML 2024", rules=_gamma),
+        _at_input(smoothgrad, "2 n_samples + 2", "Smilkov et al., 2017", shared=("gradient",)),
+        _added_up(
             gradient_shap,
-            level="input",
-            signed=True,
-            cost="2 n_samples + 2",
+            "2 n_samples + 2",
+            "Lundberg & Lee, NeurIPS 2017",
             shared=("gradient",),
-            source="Lundberg & Lee, NeurIPS 2017",
             whole=frozenset({"baselines"}),
         ),
-        Method(
-            "deeplift",
-            deeplift,
-            frozenset({"start"}),
-            level="input",
-            signed=True,
-            cost="4.1",
-            source="Shrikumar et al., ICML 2017",
-        ),
-        Method(
-            "occlusion",
-            occlusion,
-            level="input",
-            signed=True,
-            cost="windows + 2",
-            source="Zeiler & Fergus, ECCV 2014",
-        ),
-        Method(
-            "leave_one_out",
-            leave_one_out,
-            level="input",
-            signed=True,
-            cost="groups + 2",
-            source="Cohen-Wang et al., NeurIPS 2024",
-            texts=True,
-        ),
-        Method(
-            "random",
-            random,
-            class_specific=False,
-            level="input",
-            cost="1",
-            source="the floor of every table",
-        ),
+        _added_up(deeplift, "4.1", "Shrikumar et al., ICML 2017", frozenset({"start"})),
+        _added_up(occlusion, "windows + 2", "Zeiler & Fergus, ECCV 2014"),
+        _added_up(leave_one_out, "groups + 2", "Cohen-Wang et al., NeurIPS 2024", texts=True),
+        _at_input(random, "1", "the floor of every table", class_specific=False),
     )
 }

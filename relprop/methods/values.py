@@ -30,20 +30,12 @@ def attention_norm(at: AttentionStudy, *, variant: str = "2020") -> Mapping[fx.N
     if variant not in ("2020", "2021"):
         raise OptionError(f"variant={variant!r}: '2020' or '2021'")
     if variant == "2021":
-        return {v.site.contraction: _whole_norms(at, v) for v in at.sites}
+        return {v.site.contraction: _for_every_head(v, sum_norms(at, v)) for v in at.sites}
     return {
         v.site.contraction: v.attention
         * projected_norms(at, v).unsqueeze(-1 if v.site.transposed else -2)
         for v in at.sites
     }
-
-
-def _whole_norms(at: AttentionStudy, values: SiteValues) -> Tensor:
-    """The matrix of the 2021 variant, less the I that the roll-up adds."""
-    matrix = sum_norms(at, values)
-    return _for_every_head(
-        values, matrix - torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    )
 
 
 def _for_every_head(values: SiteValues, matrix: Tensor) -> Tensor:

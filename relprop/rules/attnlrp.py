@@ -8,17 +8,17 @@ in which norms divide by a constant, f(x) is x·const and products count half: t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.grad import conv2d_input
 
 from relprop.numerics import Divide, Epsilon, safe_divide, total
 from relprop.operations import Kind, kind, packet
 from relprop.rules.baselines import EpsilonLinear
 from relprop.rules.call import Call, Split, Total
-from relprop.rules.closed import Matmul
+from relprop.rules.closed import Matmul, Product, is_convolution_of_images, transposed
 from relprop.rules.families import ZERO, Sample, carry, lost_by_division
 from relprop.rules.gradient_form import Own, own
 from relprop.rules.linear_norm import Norm
@@ -33,7 +33,7 @@ EPSILON = 1e-13
 INPUTS, BOTH = frozenset({"inputs"}), frozenset({"inputs", "output"})
 aten = torch.ops.aten
 #: Sums of one operand, with weights or without.
-SUMMED = (*(Kind.CONVOLUTION, Kind.TOTAL, Kind.SCAN, Kind.AVERAGE_POOL, Kind.RESAMPLE, Kind.FOLD),)
+SUMMED = (Kind.CONVOLUTION, Kind.TOTAL, Kind.SCAN, Kind.AVERAGE_POOL, Kind.RESAMPLE, Kind.FOLD)
 SOFTMAX = "constant term of the softmax"
 CONSTANT = "a number added"
 
@@ -63,35 +63,17 @@ class Linear(EpsilonLinear):
     any other op linear in one operand by its derivative."""
 
     def __call__(self, relevance: Tensor, call: Call) -> Split:
-        x = call.inputs[0]
-        convolved = (
-            packet(call.op) is aten.conv2d
-            and x.dim() == 4
-            and not isinstance(call.argument(4, "padding", 0), str)
-        )
+        convolved = is_convolution_of_images(call)
         if call.activations != (0,) or not (convolved or kind(call.op) is Kind.LINEAR):
             return super().__call__(relevance, call)
-        s = self.divide(relevance, call.output)
-        shares: list[Tensor | None] = [None] * len(call.operands)
-        if convolved:
-            options = [
-                call.argument(p, n, d)
-                for p, n, d in (
-                    (3, "stride", 1),
-                    (4, "padding", 0),
-                    (5, "dilation", 1),
-                    (6, "groups", 1),
-                )
-            ]
-            shares[0] = x * conv2d_input(x.shape, call.inputs[1], s, *options)
-        else:
-            shares[0] = x * (s @ call.inputs[1])
-        for i, operand in enumerate(call.operands):
-            if operand.argument == "bias":
-                shares[i] = operand.value * (
-                    s.sum((0, 2, 3)) if convolved else s.sum_to_size(operand.value.shape)
-                )
-        return Split(tuple(shares), lost_by_division(relevance, s, call.output, ZERO))
+        x, weight, s = *call.inputs[:2], self.divide(relevance, call.output)
+        back = transposed(call, s, weight) if convolved else s @ weight
+
+        def absorbed(bias: Tensor) -> Tensor:
+            return bias * (s.sum((0, 2, 3)) if convolved else s.sum_to_size(bias.shape))
+
+        others = (absorbed(o.value) if o.argument == "bias" else None for o in call.operands[1:])
+        return Split((x * back, *others), lost_by_division(relevance, s, call.output, ZERO))
 
 
 @dataclass(frozen=True)
@@ -119,72 +101,42 @@ class Sum(Add):
 
 
 @dataclass(frozen=True)
-class BothFactors:
-    """Elementwise u·v: R·z/(2z + 2ε) to each factor (Achtibat et al. 2024, Prop. 3.3), for the gate
-    of a gated layer as for its values.
+class Both:
+    """LRP-ε on a product u·v of two activations, of matrices or element by element, half to each
+    (Achtibat et al. 2024, Prop. 3.3): to the gate of a gated layer as to its values.
 
-    A factor that is one over a deviation takes nothing (``constant`` in the notes of the plan):
-    dividing by σ(x) is the norm's business.
+    Where the notes of the plan (``relprop.plan.gates``) name a constant of a kind that this rule
+    set ``obeys``, everything goes to the other operand. A factor that is one over a deviation is
+    such a ``constant``: dividing by σ(x) is the norm's business.
     """
 
+    half_each: Callable[..., Matmul | Product]
     divide: Divide
-    obeys: tuple[str, ...] = ("constant",)
+    obeys: tuple[str, ...]
 
     def __call__(self, relevance: Tensor, call: Call) -> Split:
-        s = self.divide(relevance, call.output)
-        kept, constant = s * call.output, constant_of(call, self.obeys)
-        lost = lost_by_division(relevance, s, call.output, ZERO, self.divide)
-        if constant is not None:
-            return Split(call.only(kept, 1 - constant), lost)
-        return Split(tuple((0.5 * kept).sum_to_size(x.shape) for x in call.inputs), lost)
-
-    def parts(self, call: Call) -> tuple[float, ...]:
-        """What part of R each factor gets."""
-        return parts_of(call, self.obeys)
-
-
-@dataclass(frozen=True)
-class BothMatrices:
-    """LRP-ε on a product of two matrices that are both activations, half to each (Achtibat et al.
-    2024, Prop. 3.3): R_u = u ⊙ (R/(2z + 2ε))·vᵀ.
-
-    Where the notes of the plan name a constant of a kind that this rule set ``obeys``, everything
-    goes to the other operand: R_v = v ⊙ uᵀ·(R/(z + ε)).
-    """
-
-    divide: Divide
-    obeys: tuple[str, ...] = ()
-
-    def __call__(self, relevance: Tensor, call: Call) -> Split:
-        constant = constant_of(call, self.obeys)
+        constant = self.constant(call)
         if constant is None:
-            return Matmul(self.divide)(relevance, call)
+            return self.half_each(self.divide)(relevance, call)
         unread = tuple(
             replace(o, needed=o.needed and i != constant) for i, o in enumerate(call.operands)
         )
-        split = Matmul(self.divide, half=1.0)(relevance, replace(call, operands=unread))
+        split = self.half_each(self.divide, half=1.0)(relevance, replace(call, operands=unread))
         return Split(
             tuple(None if i == constant else share for i, share in enumerate(split.shares)),
             split.lost,
         )
 
+    def constant(self, call: Call) -> int | None:
+        """Which of the two counts as a constant."""
+        noted = call.noted(Constants)
+        found = (getattr(noted, kind) for kind in self.obeys)
+        return next((at for at in found if at is not None), None)
+
     def parts(self, call: Call) -> tuple[float, ...]:
-        """What part of R each matrix gets."""
-        return parts_of(call, self.obeys)
-
-
-def constant_of(call: Call, kinds: tuple[str, ...]) -> int | None:
-    """Which of two operands counts as a constant, by the plan's notes (``relprop.plan.gates``), or
-    ``None``."""
-    noted = call.noted(Constants)
-    found = (getattr(noted, kind) for kind in kinds)
-    return next((at for at in found if at is not None), None)
-
-
-def parts_of(call: Call, kinds: tuple[str, ...]) -> tuple[float, ...]:
-    """What part of R each of two operands gets: half, or all and nothing beside a constant."""
-    constant = constant_of(call, kinds)
-    return (0.5, 0.5) if constant is None else tuple(float(i != constant) for i in range(2))
+        """What part of R each gets: half, or all and nothing beside a constant."""
+        constant = self.constant(call)
+        return (0.5, 0.5) if constant is None else tuple(float(i != constant) for i in range(2))
 
 
 @rule(
@@ -209,27 +161,16 @@ def attnlrp_lines(
     ``norms=False``: every norm is the identity, β and all.
     """
     divide = Epsilon(epsilon)
-    matrices, factors = BothMatrices(divide, constants), BothFactors(divide, constants)
-    linear = Rule(Linear(divide), "LRP-ε", "share", BOTH, gradient=own)
     names = "half to each" if "gate" not in constants else "to the values"
-    matmul = Rule(
-        matrices,
-        f"matmul: LRP-ε, {names}",
-        "balance",
-        BOTH,
-        linear,
-        row_wise=True,
-        gradient=Own(matrices.parts),
-    )
-    product = Rule(
-        factors,
-        f"product: LRP-ε, {names}",
-        "balance",
-        BOTH,
-        carry,
-        row_wise=True,
-        gradient=Own(factors.parts),
-    )
+
+    def both(name: str, half_each: Callable[..., Matmul | Product], lone: Rule) -> Rule:
+        to_both = Both(half_each, divide, constants)
+        form = Own(to_both.parts)
+        named = f"{name}: LRP-ε, {names}"
+        return Rule(to_both, named, "balance", BOTH, lone, row_wise=True, gradient=form)
+
+    linear = Rule(Linear(divide), "LRP-ε", "share", BOTH, gradient=own)
+    matmul, product = both("matmul", Matmul, linear), both("product", Product, carry)
     read = Sample(divide=divide, signed=True)
     sample = Rule(read, "sample: LRP-ε", "balance", INPUTS, gradient=Own(_values_alone))
     norm_rule = Norm(divide)

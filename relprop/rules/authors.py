@@ -12,15 +12,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torch.nn.grad import conv2d_input
 
 from relprop.numerics import AuthorsStabiliser, Divide, negative, positive, total
 from relprop.rules import moves
 from relprop.rules.call import Call, Split
-from relprop.rules.closed import Conv2d
-from relprop.rules.families import GENERIC, Share, split_vjp
-from relprop.rules.rule import Rule, rule
+from relprop.rules.closed import Conv2d, by_convolution
+from relprop.rules.families import GENERIC, Share
+from relprop.rules.rule import Rule
 from relprop.rules.sums import STABILISER
 
 
@@ -32,43 +30,20 @@ def stabilised_sum(value: Tensor, relevances: tuple[Tensor, ...]) -> Tensor:
     return torch.where(value.isinf(), sum(relevances[1:], relevances[0]), kept)
 
 
-def stabilised_move(inverse: Rule, relevance: Tensor, call: Call) -> Split:
+def stabilised_move(inverse: Rule, name: str) -> Rule:
     """x · R/(x + 1e-9) in place of R, then ``inverse``; what their stabiliser takes is booked to
     it."""
-    kept = stabilised_sum(call.output, (relevance,))
-    return Split(tuple(inverse.function(kept, call)), {STABILISER: total(relevance - kept)})
+
+    def function(relevance: Tensor, call: Call) -> Split:
+        kept = stabilised_sum(call.output, (relevance,))
+        return Split(tuple(inverse.function(kept, call)), {STABILISER: total(relevance - kept)})
+
+    return Rule(function, name, "move")
 
 
-@rule(family="move", name="select, authors'")
-def indexed(relevance: Tensor, call: Call) -> Split:
-    """Selection of a token: x · R/(x + 1e-9) at the selected place."""
-    return stabilised_move(moves.select, relevance, call)
-
-
-@rule(family="move", name="cat, authors'")
-def joined(relevance: Tensor, call: Call) -> Split:
-    """Concatenation: x · R/(x + 1e-9), cut where it was joined."""
-    return stabilised_move(moves.cat, relevance, call)
-
-
-@dataclass(frozen=True)
-class ZRule:
-    """x · ∂Z/∂x · R/Z with their stabiliser, for one activation and any op; what does not arrive is
-    booked as generic."""
-
-    divide: Divide
-
-    def __call__(self, relevance: Tensor, call: Call) -> Split:
-        where = call.activations
-        z, pull = split_vjp(call, where)
-        shares = [
-            call.inputs[i] * g for i, g in zip(where, pull(self.divide(relevance, z)), strict=True)
-        ]
-        full: list[Tensor | None] = [None] * len(call.operands)
-        for i, share in zip(where, shares, strict=True):
-            full[i] = share / len(where)
-        left = total(relevance) - sum(total(share) / len(where) for share in shares)
-        return Split(tuple(full), {GENERIC: left})
+#: Selection of a token, and concatenation, cut where it was joined.
+indexed = stabilised_move(moves.select, "select, authors'")
+joined = stabilised_move(moves.cat, "cat, authors'")
 
 
 @dataclass(frozen=True)
@@ -108,26 +83,8 @@ class InputConv2d:
         x, weight = call.inputs[0], call.inputs[1]
         if call.activations != (0,) or x.dim() != 4 or x.shape[1] != 3:
             return Conv2d(self.divide)(relevance, call)
-        options = [
-            call.argument(p, n, d)
-            for p, n, d in (
-                (3, "stride", 1),
-                (4, "padding", 0),
-                (5, "dilation", 1),
-                (6, "groups", 1),
-            )
-        ]
         low = torch.zeros_like(x) + x.amin((1, 2, 3), keepdim=True)
         high = torch.zeros_like(x) + x.amax((1, 2, 3), keepdim=True)
         terms = ((x, weight), (-low, positive(weight)), (-high, negative(weight)))
-        z = (
-            sum(
-                (F.conv2d(v, w, None, *options) for v, w in terms[1:]),
-                F.conv2d(*terms[0], None, *options),
-            )
-            + 1e-9
-        )
-        s = relevance / z
-        back = [v * conv2d_input(x.shape, w, s, *options) for v, w in terms]
-        share = back[0] + back[1] + back[2]
+        share, _, _ = by_convolution(relevance, call, terms, lambda r, z: r / (z + 1e-9))
         return Split(call.only(share), {GENERIC: total(relevance) - total(share)})

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -121,7 +122,7 @@ def _side_by_side(parts: Sequence[Placed]) -> Tensor:
     return torch.cat(pieces, axis)
 
 
-class Deferred(Mapping[str, Tensor]):
+class Deferred(UserDict[str, Tensor]):
     """Amounts by cause that are worked out when they are looked at: where no books are kept, nobody
     does."""
 
@@ -129,17 +130,9 @@ class Deferred(Mapping[str, Tensor]):
         self._make = make
 
     @cached_property
-    def _made(self) -> Mapping[str, Tensor]:
-        return self._make()
-
-    def __getitem__(self, cause: str) -> Tensor:
-        return self._made[cause]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._made)
-
-    def __len__(self) -> int:
-        return len(self._made)
+    def data(self) -> dict[str, Tensor]:  # type: ignore[override]
+        """The amounts."""
+        return dict(self._make())
 
 
 @dataclass(frozen=True)
@@ -232,3 +225,8 @@ class Call:
         )
         output = self.output.to(dtype) if narrow(self.output) else self.output
         return replace(self, operands=operands, output=output)
+
+
+def as_given(*inputs: Tensor) -> tuple[Args, Kwargs]:
+    """The template of a call whose arguments are its tensors."""
+    return inputs, {}

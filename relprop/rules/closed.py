@@ -3,17 +3,21 @@ together) and reuses what the forward pass has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input
 
 from relprop.numerics import Divide, negative, positive, safe_divide, total
+from relprop.operations import Value, packet
 from relprop.operations.looking import is_recorded
 from relprop.rules.call import Call, Split, Total
 from relprop.rules.families import NO_POSITIVE, ZERO, Halves, Share, lost_by_division
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,36 @@ def _through(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x, weight) if weight.dim() == 2 else x @ weight.mT
 
 
+def is_convolution_of_images(call: Call) -> bool:
+    """Whether a call is ``conv2d`` of an activation, with a batch, and padding in numbers."""
+    images = packet(call.op) is aten.conv2d and call.inputs[0].dim() == 4
+    alone = images and call.activations == (0,)
+    return alone and not isinstance(call.argument(4, "padding", 0), str)
+
+
+def transposed(call: Call, s: Tensor, weight: Tensor) -> Tensor:
+    """S through the transposed convolution, in the shape of the input."""
+    made: Tensor = conv2d_input(call.inputs[0].shape, weight, s, *_options(call))
+    return made
+
+
+def _options(call: Call) -> list[Value]:
+    given = enumerate({"stride": 1, "padding": 0, "dilation": 1, "groups": 1}.items(), 3)
+    return [call.argument(i, name, default) for i, (name, default) in given]
+
+
+def by_convolution(
+    relevance: Tensor, call: Call, terms: Sequence[tuple[Tensor, Tensor]], divide: Divide
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ_k x_k ⊙ (S through the transposed w_k) for terms (x_k, w_k), S = R/Z, and S and Z, their
+    convolutions' sum."""
+    first, *others = (F.conv2d(x, w, None, *_options(call)) for x, w in terms)
+    z = sum(others, first)
+    s = divide(relevance, z)
+    share, *more = (x * transposed(call, s, w) for x, w in terms)
+    return sum(more, share), s, z
+
+
 @dataclass(frozen=True)
 class Conv2d:
     """Eq. 5 on ``conv2d``, with the transposed convolution in place of the derivative."""
@@ -69,33 +103,12 @@ class Conv2d:
     divide: Divide = safe_divide
 
     def __call__(self, relevance: Tensor, call: Call) -> Split:
-        if (
-            call.activations != (0,)
-            or call.inputs[0].dim() != 4
-            or isinstance(call.argument(4, "padding", 0), str)
-        ):
+        if not is_convolution_of_images(call):
             return Share(self.divide)(relevance, call)
         x, weight = call.inputs[0], call.inputs[1]
-        options = [
-            call.argument(p, n, d)
-            for p, n, d in (
-                (3, "stride", 1),
-                (4, "padding", 0),
-                (5, "dilation", 1),
-                (6, "groups", 1),
-            )
-        ]
-        halves = [(positive(x), positive(weight)), (negative(x), negative(weight))]
-        z = sum(
-            (F.conv2d(part, w, None, *options) for part, w in halves[1:]),
-            F.conv2d(*halves[0], None, *options),
-        )
-        s = self.divide(relevance, z)
-        back = [part * conv2d_input(x.shape, w, s, *options) for part, w in halves]
-        return Split(
-            call.only(back[0] + back[1]),
-            lost_by_division(relevance, s, z, NO_POSITIVE, self.divide),
-        )
+        halves = ((positive(x), positive(weight)), (negative(x), negative(weight)))
+        share, s, z = by_convolution(relevance, call, halves, self.divide)
+        return Split(call.only(share), lost_by_division(relevance, s, z, NO_POSITIVE, self.divide))
 
 
 @dataclass(frozen=True)
@@ -131,9 +144,10 @@ class Product:
     """Eq. 6 with Lemma 2's ½ on an elementwise product u·v: R/2 to each, lost where u·v = 0."""
 
     divide: Divide = safe_divide
+    half: float = 0.5
 
     def __call__(self, relevance: Tensor, call: Call) -> Split:
         s = self.divide(relevance, call.output)
-        kept = 0.5 * s * call.output
+        kept = (s if self.half == 1 else self.half * s) * call.output
         shares = tuple(kept.sum_to_size(x.shape) for x in call.inputs)
         return Split(shares, lost_by_division(relevance, s, call.output, ZERO, self.divide))

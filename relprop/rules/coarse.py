@@ -105,15 +105,19 @@ def selected(field: Tensor, call: Call, result: Shape) -> list[Tensor]:
 def sliced(field: Tensor, call: Call, result: Shape) -> list[Tensor]:
     """slice: nothing outside it."""
     length = call.inputs[0].shape[dim := call.argument(1, "dim", 0) % len(result)]
-    start, end, step = slice(
-        call.argument(2, "start"), call.argument(3, "end"), call.argument(4, "step", 1)
-    ).indices(length)
+    start, end, step = cut_of(call, length)
     whole = step == 1 and start < end
     run = math.gcd(length, start, end, _run(field, dim, result)) if whole else 1
     field = finer_along(field, dim, result[dim] // run)
     sizes = list(field.shape)
     sizes[dim + 1] = length // run
     return [aten.slice_backward(field, sizes, dim + 1, start // run, end // run, step)]
+
+
+def cut_of(call: Call, length: int) -> tuple[int, int, int]:
+    """Where a slice of an axis of this length starts and ends, and its step."""
+    ends = call.argument(2, "start"), call.argument(3, "end"), call.argument(4, "step", 1)
+    return slice(*ends).indices(length)
 
 
 def rolled(field: Tensor, call: Call, result: Shape) -> list[Tensor]:

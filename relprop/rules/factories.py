@@ -9,8 +9,7 @@ terms of that operation on other numbers than x, w and b.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from numbers import Real
 from typing import Any
@@ -20,70 +19,26 @@ from torch import Tensor
 
 from relprop.error_boundary import guarded
 from relprop.errors import OptionError
-from relprop.numerics import Epsilon, negative, positive, safe_divide
+from relprop.numerics import Epsilon, negative, positive
 from relprop.operations import Kind
 from relprop.rules.attnlrp import SUMMED
 from relprop.rules.baselines import GAMMA, EpsilonLinear, Gamma
 from relprop.rules.call import Call, Split
-from relprop.rules.families import NO_POSITIVE, ZERO, lost_by_division, split_vjp
+from relprop.rules.families import NO_POSITIVE, Part, Terms
 from relprop.rules.gradient_form import Damped, Form
 from relprop.rules.rule import Rule, RuleFunction
 
 LINEAR = frozenset({Kind.LINEAR, Kind.MATMUL, *SUMMED})
 NO_NEGATIVE = "no negative term"
-Change = Callable[[Tensor], Tensor]
 Bound = float | Tensor
 
 
-@dataclass(frozen=True)
-class Part:
-    """The operation with other numbers in the place of x, of its weight and of its bias, times
-    ``factor``."""
-
-    x: Change
-    weight: Change
-    bias: Change = torch.zeros_like
-    factor: float = 1.0
-
-
-@dataclass(frozen=True)
-class Terms:
-    """R_j = Σ_k f_k·x_k,j·(∂z_k/∂x_k)ᵀ·R/Σ_k f_k·z_k, z_k being the parts; a bias that takes part
-    absorbs its share by name.
-
-    An operation without a weight (a mean, a pooling) keeps the weights that it has, which are not
-    negative.
-    """
-
-    parts: Sequence[Part]
-    cause: str
-
-    def __call__(self, relevance: Tensor, call: Call) -> Split:
-        at = call.activations[0]
-        floating = [i for i, x in enumerate(call.inputs) if x.is_floating_point() and i != at]
-        bias = [i for i in floating if call.operands[i].argument == "bias"]
-        weights = [i for i in floating if i not in bias]
-        made = []
-        for part in (p for p in self.parts if weights or p.weight is not negative):
-            change = dict.fromkeys(weights, part.weight) | dict.fromkeys(bias, part.bias)
-            change[at] = part.x
-            operands = list(call.operands)
-            for i, of in change.items():
-                operands[i] = replace(operands[i], value=of(operands[i].value))
-            changed = replace(call, operands=tuple(operands))
-            made.append((part.factor, changed.inputs, *split_vjp(changed, (at, *bias))))
-        z = sum((f * z for f, _, z, _ in made[1:]), made[0][0] * made[0][2])
-        s = safe_divide(relevance, z)
-        shares: list[Tensor | None] = [None] * len(call.operands)
-        for factor, inputs, _, pull in made:
-            for i, slope in zip((at, *bias), pull(s), strict=True):
-                share, before = factor * inputs[i] * slope, shares[i]
-                shares[i] = share if before is None else before + share
-        return Split(tuple(shares), lost_by_division(relevance, s, z, self.cause, safe_divide))
-
-
-POSITIVE = Terms((Part(positive, positive, positive), Part(negative, negative)), NO_POSITIVE)
-NEGATIVE = Terms((Part(positive, negative, negative), Part(negative, positive)), NO_NEGATIVE)
+POSITIVE = Terms(
+    parts=(Part(positive, positive, positive), Part(negative, negative)), cause=NO_POSITIVE
+)
+NEGATIVE = Terms(
+    parts=(Part(positive, negative, negative), Part(negative, positive)), cause=NO_NEGATIVE
+)
 
 
 @dataclass(frozen=True)
@@ -160,24 +115,24 @@ def z_box(low: Bound, high: Bound) -> Rule:
         raise OptionError(f"low={low!r} is not below high={high!r} everywhere")
     parts = (
         Part(torch.positive, torch.positive),
-        Part(partial(_stretched, ends[0]), positive, factor=-1.0),
-        Part(partial(_stretched, ends[1]), negative, factor=-1.0),
+        Part(partial(_stretched, -ends[0]), positive),
+        Part(partial(_stretched, -ends[1]), negative),
     )
-    return _made("z^B", Terms(parts, ZERO))
+    return _made("z^B", Terms(parts=parts))
 
 
 @guarded
 def w_squared() -> Rule:
     """w²: R_j = w_j²·R/Σ w², whatever x is (Montavon et al. 2017, Table 1). The bias takes no
     part."""
-    return _made("w²", Terms((Part(torch.ones_like, torch.square),), ZERO))
+    return _made("w²", Terms(parts=(Part(torch.ones_like, torch.square),)))
 
 
 @guarded
 def flat() -> Rule:
     """R spread evenly over the inputs that an output is made of (Lapuschkin et al. 2019). The bias
     takes no part."""
-    return _made("flat", Terms((Part(torch.ones_like, torch.ones_like),), ZERO))
+    return _made("flat", Terms(parts=(Part(torch.ones_like, torch.ones_like),)))
 
 
 def _stretched(end: Tensor, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ Chefer, Gur & Wolf, CVPR 2021. Faster closed forms of the hot ops are in ``close
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,6 +27,7 @@ GENERIC = "not conserved: generic"
 POSITIONS = "positions that are read"
 FILLED = "constant in its place"
 Shares = tuple[Tensor | None, ...]
+Change = Callable[[Tensor], Tensor]
 
 
 def split_vjp(
@@ -74,11 +75,8 @@ def move(relevance: Tensor, call: Call) -> Shares:
     return _place(call, where, pull(relevance))
 
 
-@rule(family="move", gradient=own)
-def route(relevance: Tensor, call: Call) -> Shares:
-    """As ``move``, for ops whose choice of place depends on the values: maximum, sort, top-k."""
-    shares: Shares = move.function(relevance, call)
-    return shares
+#: As ``move``, for ops whose choice of place depends on the values: maximum, sort, top-k.
+route = replace(move, name="route", reads=frozenset({"inputs", "output"}))
 
 
 @rule(family="move", reads="", gradient=own)
@@ -95,52 +93,76 @@ def fill(relevance: Tensor, call: Call) -> Split:
 
 
 @dataclass(frozen=True)
-class Share:
+class Part:
+    """The operation with other numbers in the place of x, of its weight and of its bias."""
+
+    x: Change
+    weight: Change
+    bias: Change = torch.zeros_like
+
+
+@dataclass(frozen=True)
+class Terms:
+    """R_j = Σ_k x_k,j·(∂z_k/∂x_k)ᵀ·R/Σ_k z_k for any op that is linear in its activation, z_k being
+    the ``parts``; a bias that takes part absorbs its share by name.
+
+    The weight is the first other floating operand that is no bias; the rest are 0, as all are where
+    they are not ``weighted``. An operation without a weight (a mean, a pooling) keeps the weights
+    that it has, which are not negative. ``cause``: of what is lost where Σ_k z_k is 0.
+    """
+
+    divide: Divide = safe_divide
+    weighted: bool = True
+    parts: Sequence[Part] = ()
+    cause: str = ZERO
+
+    def __call__(self, relevance: Tensor, call: Call) -> Split:
+        at = call.activations[0]
+        others = [i for i in _floating(call) if i != at]
+        bias = [i for i in others if call.operands[i].argument == "bias"]
+        weights = [i for i in others if self.weighted and i not in bias]
+        absorbs = any(part.bias is not torch.zeros_like for part in self.parts)
+        where, made = (at, *bias) if absorbs else (at,), []
+        for part in (p for p in self.parts if weights or p.weight is not negative):
+            change = dict.fromkeys(others, torch.zeros_like) | dict.fromkeys(bias, part.bias)
+            change |= {**dict.fromkeys(weights[:1], part.weight), at: part.x}
+            operands = list(call.operands)
+            for i, of in change.items():
+                operands[i] = replace(operands[i], value=of(operands[i].value))
+            changed = replace(call, operands=tuple(operands))
+            made.append((changed.inputs, *split_vjp(changed, where)))
+        first, *more = (z for _, z, _ in made)
+        z = sum(more, first)
+        s = self.divide(relevance, z)
+        shares = [
+            [inputs[i] * g for i, g in zip(where, pull(s), strict=True)] for inputs, _, pull in made
+        ]
+        summed = tuple(sum(same[1:], same[0]) for same in zip(*shares, strict=True))
+        lost = lost_by_division(relevance, s, z, self.cause, self.divide)
+        return Split(_place(call, where, summed), lost)
+
+
+@dataclass(frozen=True)
+class Share(Terms):
     """Eq. 5 for any op that is linear in its activation: only the terms x_j·w_ji ≥ 0 share R_i.
 
     The halves x⁺w⁺ + x⁻w⁻ are exact (nothing cancels). The bias takes no part. Ops without a weight
     (mean, sum, average pooling) have w ≥ 0 throughout.
     """
 
-    divide: Divide = safe_divide
-    weighted: bool = True
-
-    def __call__(self, relevance: Tensor, call: Call) -> Split:
-        x_at = call.activations[0]
-        floating = [i for i in _floating(call) if i != x_at]
-        weights = [i for i in floating if self.weighted and call.operands[i].argument != "bias"]
-        weight_at = weights[0] if weights else None
-        rest = [torch.zeros_like(v) if i in floating else v for i, v in enumerate(call.inputs)]
-
-        def half(part: Callable[[Tensor], Tensor]) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-            inputs, activation = list(rest), part(call.inputs[x_at])
-            if weight_at is not None:
-                inputs[weight_at] = part(call.inputs[weight_at])
-
-            def function(x: Tensor) -> Tensor:
-                made: Tensor = call.apply(*inputs[:x_at], x, *inputs[x_at + 1 :])
-                return made
-
-            output, pull = torch.func.vjp(function, activation)  # type: ignore[misc]
-            return output, lambda s: activation * pull(s)[0]
-
-        halves = [half(positive)] + ([half(negative)] if weight_at is not None else [])
-        z = sum((output for output, _ in halves[1:]), halves[0][0])
-        s = self.divide(relevance, z)
-        share = sum((pull(s) for _, pull in halves[1:]), halves[0][1](s))
-        return Split(
-            call.only(share, x_at), lost_by_division(relevance, s, z, NO_POSITIVE, self.divide)
-        )
+    parts: Sequence[Part] = (Part(positive, positive), Part(negative, negative))
+    cause: str = NO_POSITIVE
 
 
 @dataclass(frozen=True)
-class Sample(Share):
+class Sample:
     """Values read at positions that the second operand gives (``grid_sample``): Eq. 5 with the
     interpolation's weights; positions receive nothing.
 
     ``signed``: values of both signs take part, as in LRP-ε (the interpolation is linear in them).
     """
 
+    divide: Divide = safe_divide
     signed: bool = False
 
     def __call__(self, relevance: Tensor, call: Call) -> Split:
@@ -178,6 +200,16 @@ def lost_at_zero(relevance: Tensor, s: Tensor, cause: str) -> Mapping[str, Tenso
     return Deferred(lambda: {cause: total(torch.where(s == 0, relevance, 0.0))})
 
 
+def by_gradient(
+    relevance: Tensor, call: Call, divide: Divide
+) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+    """x ⊙ (∂Z/∂x)ᵀ·S for every activation x, with S = R/Z, and S and Z."""
+    z, pull = split_vjp(call, call.activations)
+    s = divide(relevance, z)
+    pulled = zip(call.activations, pull(s), strict=True)
+    return tuple(call.inputs[i] * g for i, g in pulled), s, z
+
+
 @dataclass(frozen=True)
 class Halves:
     """Eq. 6 both ways for a product of two activations (matmul, einsum, elementwise), R^u =
@@ -190,13 +222,9 @@ class Halves:
     half: float = 0.5
 
     def __call__(self, relevance: Tensor, call: Call) -> Split:
-        where = call.activations
-        z, pull = split_vjp(call, where)
-        s = self.divide(relevance, z)
-        shares = tuple(self.half * call.inputs[i] * g for i, g in zip(where, pull(s), strict=True))
-        return Split(
-            _place(call, where, shares), lost_by_division(relevance, s, z, ZERO, self.divide)
-        )
+        whole, s, z = by_gradient(relevance, call, self.divide)
+        shares = _place(call, call.activations, tuple(self.half * share for share in whole))
+        return Split(shares, lost_by_division(relevance, s, z, ZERO, self.divide))
 
 
 @dataclass(frozen=True)
@@ -204,22 +232,22 @@ class Generic:
     """Eq. 2 for any differentiable op: R_j = x_j · vjp(R/z)_j.
 
     With one activation it is not rescaled and the difference is booked as not conserved; with
-    several, Lemma 2 normalises.
+    several, Lemma 2 normalises, or each gets the same part of its share (``normalise=False``).
     """
 
     divide: Divide = safe_divide
+    normalise: bool = True
 
     def __call__(self, relevance: Tensor, call: Call) -> Split:
-        where = call.activations
-        z, pull = split_vjp(call, where)
-        pulled = zip(where, pull(self.divide(relevance, z)), strict=True)
-        shares = tuple(call.inputs[i] * g for i, g in pulled)
-        if len(where) == 1:
-            lost = {GENERIC: total(relevance) - total(shares[0])}
-            return Split(_place(call, where, shares), lost)
-        split = lemma2(total(relevance), shares, [total(s) for s in shares], GENERIC)
-        scaled = tuple(s for s in split.shares if isinstance(s, Tensor))
-        return Split(_place(call, where, scaled), split.lost)
+        shares, _, _ = by_gradient(relevance, call, self.divide)
+        if not self.normalise:
+            shares = tuple(share / len(shares) for share in shares)
+        sums = [total(share) for share in shares]
+        if len(shares) == 1 or not self.normalise:
+            lost: Mapping[str, Tensor] = {GENERIC: total(relevance) - sum(sums)}
+        else:
+            shares, lost = lemma2(total(relevance), shares, sums, GENERIC)
+        return Split(_place(call, call.activations, shares), lost)
 
 
 def either(one: Rule, both: Rule) -> Rule:

@@ -85,10 +85,15 @@ def meet(value: Tensor | None, fields: tuple[Field, ...]) -> Field:
 @rule(family="rollup", reads="", name="field: merge", row_wise=True)
 def merge(field: Field, call: Call) -> Fields:
     """add, product, elementwise, norms: to each operand that is an activation."""
-    note = call.noted(FieldNote)
     if call.extra is not None:  # 1/(1 + Σ_j E_h M), where rows of Ā are normalised
         field, scale = as_fine([field, call.extra])
         field = torch.cat([field[:-1] * scale, field[-1:]])
+    return to_operands(field, call)
+
+
+def to_operands(field: Field, call: Call) -> Fields:
+    """The field of a result for each operand that is an activation."""
+    note = call.noted(FieldNote)
     return tuple(
         unbroadcast(field, note.shape, operand_shape(call, i), note.token_axes) if o.flows else None
         for i, o in enumerate(call.operands)
@@ -125,11 +130,7 @@ def moved_back(field: Field, call: Call, result: Shape) -> list[Field]:
 @rule(family="rollup", reads="", name="field: expand")
 def expanded(field: Field, call: Call) -> Fields:
     """expand: a repeated token axis sums, a repeated head or feature axis is a mean."""
-    note = call.noted(FieldNote)
-    return (
-        unbroadcast(field, note.shape, operand_shape(call, 0), note.token_axes),
-        *(None for _ in call.operands[1:]),
-    )
+    return to_operands(field, call)
 
 
 @rule(family="rollup", reads="", name="field: mean over features", row_wise=True)

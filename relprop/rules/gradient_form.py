@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from relprop.operations import Kind, Value, kind
 from relprop.rules.call import Call
@@ -50,54 +49,34 @@ class _Given(torch.autograd.Function):
 
 
 class _Scaled(torch.autograd.Function):
-    """A value whose gradient is multiplied by a number."""
+    """A value z whose gradient is multiplied by a number, or, with an ε, by |z|/(|z| + ε)."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, factor: float) -> Tensor:
-        """The value."""
-        return x.view_as(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep the number."""
-        ctx.factor = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient, times the number."""
-        return gradients[0] * ctx.factor, None
-
-
-class _Held(torch.autograd.Function):
-    """A value z whose gradient is multiplied by |z|/(|z| + ε)."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(z: Tensor, epsilon: float) -> Tensor:
+    def forward(z: Tensor, factor: float, epsilon: float | None) -> Tensor:
         """The value."""
         return z.view_as(z)
 
     @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep the value and ε."""
-        ctx.save_for_backward(inputs[0])
-        ctx.epsilon = inputs[1]  # type: ignore[attr-defined]
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep the numbers and, with an ε, the value."""
+        z, ctx.factor, ctx.epsilon = inputs
+        ctx.save_for_backward(*() if ctx.epsilon is None else (z,))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient, held down where the value is small."""
-        size = ctx.saved_tensors[0].abs()
-        return gradients[0] / (1 + ctx.epsilon / size), None
+        """The gradient, times the number, or held down where the value is small."""
+        if ctx.epsilon is None:
+            return gradients[0] * ctx.factor, None, None
+        return gradients[0] / (1 + ctx.epsilon / ctx.saved_tensors[0].abs()), None, None
 
 
 def scaled(value: Tensor, factor: float) -> Tensor:
     """``value``, its gradient times ``factor``."""
     if factor in (0, 1):
         return value if factor else value.detach()
-    made: Tensor = _Scaled.apply(value, factor)  # type: ignore[no-untyped-call]
+    made: Tensor = _Scaled.apply(value, factor, None)  # type: ignore[no-untyped-call]
     return made
 
 
@@ -176,5 +155,5 @@ class Damped:
     factors: Factors = ones
 
     def __call__(self, call: Call) -> Value:
-        made: Tensor = _Held.apply(Own(self.factors)(call), self.epsilon)  # type: ignore[no-untyped-call]
+        made: Tensor = _Scaled.apply(Own(self.factors)(call), 1.0, self.epsilon)  # type: ignore[no-untyped-call]
         return made

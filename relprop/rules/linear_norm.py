@@ -12,7 +12,7 @@ from torch import Tensor
 from relprop.numerics import Divide
 from relprop.operations import Kind, Operator, Value, kind, packet
 from relprop.operations.vocabulary import WrittenNorm
-from relprop.rules.call import Call, Split
+from relprop.rules.call import Call, Operand, Split
 from relprop.rules.families import ZERO, carry, lost_by_division
 from relprop.rules.gradient_form import carried
 
@@ -47,13 +47,14 @@ class Norm:
             t = call.op.centre(t)
         else:
             t = _normalised_back(t, call)
-        shares: list[Tensor | None] = [x * t]
-        for operand in call.operands[1:]:
-            piece = pieces.get(operand.argument)
-            shape = given[operand.argument].shape if operand.argument else ()
-            share = None if piece is None else piece.sum_to_size(shape)
-            shares.append(None if share is None else share.reshape(operand.value.shape))
-        return Split(tuple(shares), lost_by_division(relevance, s, call.output, ZERO))
+
+        def absorbed(operand: Operand) -> Tensor | None:
+            if (piece := pieces.get(operand.argument)) is None:
+                return None
+            return piece.sum_to_size(given[operand.argument].shape).reshape(operand.value.shape)
+
+        shares = (x * t, *map(absorbed, call.operands[1:]))
+        return Split(shares, lost_by_division(relevance, s, call.output, ZERO))
 
     def form(self, call: Call) -> Value:
         """The norm, as a function of x with the deviation that it has."""

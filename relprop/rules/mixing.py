@@ -21,6 +21,7 @@ from relprop.rules.fields import (
     operand_shape,
     spread,
     sum_axis,
+    to_operands,
     unbroadcast,
 )
 from relprop.rules.notes import ConvolutionNote, FieldNote, ProductNote
@@ -40,10 +41,7 @@ def weighed(field: Field, call: Call) -> Fields:
     share = per_count(weights, weights.mean(note.weighed, keepdim=True))
     field = finer(field, note.shape)
     field = torch.cat([field[:-1] * share, field[-1:]])
-    return tuple(
-        unbroadcast(field, note.shape, operand_shape(call, i), note.token_axes) if i == at else None
-        for i in range(len(call.operands))
-    )
+    return to_operands(field, call)
 
 
 @rule(family="rollup", reads="", name="field: even shares")

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from relprop.numerics import total
 from relprop.rules.call import Call, Deferred, Placed, Split
+from relprop.rules.coarse import cut_of
 from relprop.rules.families import FILLED, fill
 from relprop.rules.gradient_form import own
 from relprop.rules.rule import rule
@@ -49,9 +50,7 @@ def slice_(relevance: Tensor, call: Call) -> Shares:
     """slice: zeros outside it."""
     shape = call.inputs[0].shape
     axis = call.argument(1, "dim", 0) % len(shape)
-    start, end, step = slice(
-        call.argument(2, "start"), call.argument(3, "end"), call.argument(4, "step", 1)
-    ).indices(shape[axis])
+    start, end, step = cut_of(call, shape[axis])
     if step == 1:
         return _single(Placed(relevance, axis, start, shape), call)
     return _single(aten.slice_backward(relevance, shape, axis, start, end, step), call)

@@ -25,7 +25,7 @@ in few lines.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ from relprop.numerics import AuthorsStabiliser, Epsilon
 from relprop.operations import FILLS, MOVES, STOPS, Kind, Value
 from relprop.rules import moves
 from relprop.rules.attnlrp import SUMMED, attnlrp_lines
-from relprop.rules.authors import InputConv2d, OrigLinear, ZRule, indexed, joined, stabilised_sum
+from relprop.rules.authors import InputConv2d, OrigLinear, indexed, joined, stabilised_sum
 from relprop.rules.baselines import GAMMA, EpsilonLinear, Gamma, ZPlus
 from relprop.rules.call import Call
 from relprop.rules.closed import Conv2d, Linear, Matmul, Product
@@ -57,6 +57,7 @@ def _stop(relevance: Tensor, call: Call) -> tuple[None, ...]:
     return (None,) * len(call.operands)
 
 
+_balance = partial(Rule, family="balance", reads=INPUTS, row_wise=True)
 stop = Rule(_stop, "stop", "stop", frozenset())
 _large = Rule(LargeLinear(), "linear: Eq. 5", "share", BOTH)
 linear = Rule(Linear(), "linear: Eq. 5", "share", INPUTS, large=_large)
@@ -64,14 +65,8 @@ conv2d = Rule(Conv2d(), "conv: Eq. 5", "share", INPUTS)
 share = Rule(Share(), "share: Eq. 5", "share", INPUTS)
 gathered_sum = Rule(Share(weighted=False), "sum by index: Eq. 5", "share", INPUTS)
 sample = Rule(Sample(), "sample: Eq. 5", "balance", INPUTS)
-matmul = either(
-    share,
-    Rule(Matmul(), "matmul: Eq. 6, Lemma 2", "balance", BOTH, row_wise=True, gradient=halved),
-)
-product = either(
-    carry,
-    Rule(Product(), "product: Eq. 6, Lemma 2", "balance", BOTH, row_wise=True, gradient=halved),
-)
+matmul = either(share, _balance(Matmul(), "matmul: Eq. 6, Lemma 2", reads=BOTH, gradient=halved))
+product = either(carry, _balance(Product(), "product: Eq. 6, Lemma 2", reads=BOTH, gradient=halved))
 add = Rule(Add(), "add: Eq. 6, Lemma 2", "balance", INPUTS)
 _alone = Rule(Generic(), "generic: Eq. 2", "generic", BOTH, gradient=own)
 generic = Rule(Generic(), "generic: Eq. 2", "generic", BOTH, lone=_alone)
@@ -150,41 +145,39 @@ STABLE = variant(
 )
 
 _theirs = AuthorsStabiliser()
-_zrule = Rule(ZRule(_theirs), "z-rule, authors'", "generic", BOTH)
-_authors_product = Rule(Product(_theirs), "product, authors'", "balance", BOTH, row_wise=True)
-_authors_matmul = Rule(Matmul(_theirs), "matmul, authors'", "balance", BOTH, row_wise=True)
+_zrule = Rule(Generic(_theirs, normalise=False), "z-rule, authors'", "generic", BOTH)
+_authors_product = _balance(Product(_theirs), "product, authors'", reads=BOTH)
+_authors_matmul = _balance(Matmul(_theirs), "matmul, authors'", reads=BOTH)
 _authors_conv2d = Rule(InputConv2d(_theirs), "conv: z^B on 3 channels, authors'", "share", INPUTS)
-_authors = (
-    ((Kind.SELECT,), indexed),
-    ((aten.cat,), joined),
-    (PRODUCTS, either(carry, _authors_product)),
-    ((Kind.MATMUL,), either(_zrule, _authors_matmul)),
-    ((Kind.TOTAL, Kind.SCAN, Kind.INDEXED_SUM), _zrule),
-    ((Kind.AVERAGE_POOL, Kind.MAX_POOL), _zrule),
-    ((aten.conv2d,), _authors_conv2d),
-)
 
-REFERENCE = variant(
+
+def _as_published(name: str, linear: Rule, add: Rule) -> RuleSet:
+    """What the authors' code does, with these rules on linear operations and on sums."""
+    return variant(
+        name,
+        ((Kind.LINEAR,), linear),
+        ((Kind.SUM,), add),
+        ((Kind.SELECT,), indexed),
+        ((aten.cat,), joined),
+        (PRODUCTS, either(carry, _authors_product)),
+        ((Kind.MATMUL,), either(_zrule, _authors_matmul)),
+        ((Kind.TOTAL, Kind.SCAN, Kind.INDEXED_SUM), _zrule),
+        ((Kind.AVERAGE_POOL, Kind.MAX_POOL), _zrule),
+        ((aten.conv2d,), _authors_conv2d),
+        generic=_zrule,
+        fan_out=stabilised_sum,
+    )
+
+
+REFERENCE = _as_published(
     "reference",
-    ((Kind.LINEAR,), Rule(Linear(_theirs), "linear: Eq. 5, authors'", "share", INPUTS)),
-    ((Kind.SUM,), Rule(Add(_theirs), "add: Eq. 6, Lemma 2, authors'", "balance", INPUTS)),
-    *_authors,
-    generic=_zrule,
-    fan_out=stabilised_sum,
+    Rule(Linear(_theirs), "linear: Eq. 5, authors'", "share", INPUTS),
+    Rule(Add(_theirs), "add: Eq. 6, Lemma 2, authors'", "balance", INPUTS),
 )
-
-REFERENCE_LRP = variant(
+REFERENCE_LRP = _as_published(
     "reference_lrp",
-    ((Kind.LINEAR,), Rule(OrigLinear(_theirs), "linear: halves apart, authors'", "share", INPUTS)),
-    (
-        (Kind.SUM,),
-        Rule(
-            Add(_theirs, normalise=False), "add: Eq. 6, authors'", "balance", INPUTS, row_wise=True
-        ),
-    ),
-    *_authors,
-    generic=_zrule,
-    fan_out=stabilised_sum,
+    Rule(OrigLinear(_theirs), "linear: halves apart, authors'", "share", INPUTS),
+    _balance(Add(_theirs, normalise=False), "add: Eq. 6, authors'"),
 )
 
 _zplus = Rule(ZPlus(), "z⁺: Eq. 4", "share", INPUTS)
@@ -192,7 +185,7 @@ LRP = variant(
     "lrp",
     ((Kind.LINEAR, *SUMMED), _zplus),
     ((Kind.MATMUL,), either(_zplus, matmul)),
-    ((Kind.SUM,), Rule(Add(normalise=False), "add: Eq. 6", "balance", INPUTS, row_wise=True)),
+    ((Kind.SUM,), _balance(Add(normalise=False), "add: Eq. 6")),
 )
 
 _damped = Damped(Epsilon().epsilon)
@@ -203,21 +196,12 @@ def _sum_form(call: Call) -> Value:
 
 
 _epsilon = Rule(EpsilonLinear(Epsilon()), "LRP-ε", "share", BOTH, gradient=_damped)
+_sum = _balance(Add(Epsilon(), normalise=False), "add: Eq. 6, ε", gradient=_sum_form)
 EPSILON = variant(
     "epsilon",
     ((Kind.LINEAR, *SUMMED), _epsilon),
     ((Kind.MATMUL,), either(_epsilon, matmul)),
-    (
-        (Kind.SUM,),
-        Rule(
-            Add(Epsilon(), normalise=False),
-            "add: Eq. 6, ε",
-            "balance",
-            INPUTS,
-            row_wise=True,
-            gradient=_sum_form,
-        ),
-    ),
+    ((Kind.SUM,), _sum),
 )
 
 ATTNLRP = variant("attnlrp", *attnlrp_lines())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -27,7 +29,7 @@ from relprop.rules.fields import (
 from relprop.rules.mixing import contracted, convolved, sampled, spread_evenly
 from relprop.rules.notes import FieldNote, Folded, SiteNote
 from relprop.rules.presets import CARRIED, PRODUCTS, stop, table
-from relprop.rules.rule import Rule
+from relprop.rules.rule import Rule, rule
 from relprop.rules.ruleset import Key, RuleSet
 
 aten = torch.ops.aten
@@ -81,16 +83,16 @@ def _shuffled(field: Field, call: Call) -> Fields:
     return (torch.cat([parts[:-1] * folded, there]).flatten(-4, -3),)
 
 
-def _product(field: Field, call: Call) -> Fields:
-    rule = ATTENDED if isinstance(call.note, SiteNote) else contracted
-    shares: Fields = rule.function(field, call)
+@rule(family="rollup", reads="", name="field: attention site or product")
+def either_matmul(field: Field, call: Call) -> Fields:
+    """The one at a site, the other elsewhere."""
+    here = ATTENDED if isinstance(call.note, SiteNote) else contracted
+    shares: Fields = here.function(field, call)
     return shares
 
 
-either_matmul = Rule(_product, "field: attention site or product", "rollup", frozenset())
-
-same_shape = Rule(
-    merge.function, "field: of an unlisted operation that keeps the shape", "rollup", frozenset()
+same_shape = replace(
+    merge, name="field: of an unlisted operation that keeps the shape", row_wise=False
 )
 
 INVERSES: tuple[tuple[Key, Inverse], ...] = (

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from relprop.operations import Args, Kwargs, Operator
+from relprop.operations import Operator
 from relprop.operations.looking import SampleBySample, cannot_look
 from relprop.operations.routed import rows_of
 from relprop.operations.vocabulary import grouped_linear
-from relprop.rules.call import Call, Operand, Split, Total, sum_of
+from relprop.rules.call import Call, Operand, Split, Total, as_given, sum_of
 from relprop.rules.rule import Rule
 
 #: Σ of what an argument was given (by its name), and Σ of what was lost (by its cause).
@@ -87,7 +87,7 @@ class PerExpert:
         parts = tuple(
             replace(o, value=own[o.argument]) for o in operands if o.argument != "experts"
         )
-        return self.rule(relevance, Call(op, parts, own.get("output"), _as_given, op))  # type: ignore[arg-type]
+        return self.rule(relevance, Call(op, parts, own.get("output"), as_given, op))  # type: ignore[arg-type]
 
 
 def _sums(part: Split, operands: tuple[Operand, ...]) -> Iterator[tuple[tuple[str, str], Tensor]]:
@@ -97,7 +97,3 @@ def _sums(part: Split, operands: tuple[Operand, ...]) -> Iterator[tuple[tuple[st
             yield (SHARE, operand.argument), sum_of(share)
     for cause, amount in part.lost.items():
         yield (LOST, cause), amount
-
-
-def _as_given(*inputs: Tensor) -> tuple[Args, Kwargs]:
-    return inputs, {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from relprop.errors import RuleError
 from relprop.operations import Kind
 from relprop.rules.call import Call, Placed, Split, Total
 from relprop.rules.gradient_form import Form
+from relprop.rules.sums import Add
 
 #: A tensor, or one for each floating output of an operation that has several.
 Relevance = Tensor | tuple[Tensor, ...]
@@ -23,24 +24,6 @@ class RuleFunction(Protocol):
     operand's."""
 
     def __call__(self, relevance: Tensor, call: Call, /) -> Shares: ...
-
-
-@runtime_checkable
-class Balancing(Protocol):
-    """A rule function that ends with Lemma 2: ``shares`` of some rows are made without the rest,
-    and ``balanced`` by sums over all of them. ``normalise``: whether the lemma is applied."""
-
-    @property
-    def normalise(self) -> bool:
-        """Whether the lemma is applied."""
-
-    def shares(self, relevance: Tensor, call: Call, /) -> tuple[Tensor, ...]:
-        """A share per operand, before the lemma."""
-
-    def balanced(
-        self, shares: tuple[Tensor, ...], arrived: Tensor, sums: Sequence[Tensor], /
-    ) -> Split:
-        """These shares by ``arrived``, ΣR, and ``sums``, Σ of each operand's shares."""
 
 
 @dataclass(frozen=True)
@@ -95,15 +78,15 @@ class Rule:
     def is_linear(self) -> bool:
         """Whether the shares of a sum of relevances are the sums of their shares, which Lemma 2
         alone is known to break; nothing is known of a rule of one's own without a gradient form."""
-        unbalanced = isinstance(self.function, Balancing) and not self.function.normalise
+        unbalanced = isinstance(self.function, Add) and not self.function.normalise
         known = self.family in ("carry", "move", "share", "stop", "taylor")
         return self.gradient is not None or known or unbalanced
 
     @property
-    def balancing(self) -> Balancing | None:
+    def balancing(self) -> Add | None:
         """Its function, if nothing but Lemma 2's sums are over more than single rows."""
         function = self.function
-        if isinstance(function, Balancing) and function.normalise and self.lone is None:
+        if isinstance(function, Add) and function.normalise and self.lone is None:
             return function
         return None
 

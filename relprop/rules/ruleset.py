@@ -8,13 +8,14 @@ import itertools
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from relprop.error_boundary import guarded
-from relprop.errors import OptionError, RuleError, message, nearest
+from relprop.errors import OptionError, RuleError, nearest
 from relprop.operations import Kind, Operator, kind, packet
 from relprop.rules.call import Call, Split
 from relprop.rules.rule import Relevance, Rule, Shares
@@ -68,16 +69,14 @@ def make_entry(key: Key, rule: Rule | Callable[..., Shares]) -> Entry:
     module = isinstance(key, type) and issubclass(key, nn.Module)
     if not (operator or module or (isinstance(key, str) and key)):
         raise RuleError(
-            message(
-                f"{key!r} is no key of a rule",
-                then=[
-                    (
-                        "give an operator (torch.ops.aten.gelu.default or "
-                        "torch.ops.aten.gelu), an nn.Module class, or a module-path "
-                        "pattern ('blocks.*.norm1')"
-                    )
-                ],
-            )
+            f"{key!r} is no key of a rule",
+            then=[
+                (
+                    "give an operator (torch.ops.aten.gelu.default or "
+                    "torch.ops.aten.gelu), an nn.Module class, or a module-path "
+                    "pattern ('blocks.*.norm1')"
+                )
+            ],
         )
     made = Rule.ensure(rule)
     if operator and made.kinds and kind(key) not in made.kinds:
@@ -122,9 +121,7 @@ class RuleSet:
         lines = [f"rules {self.name!r}: the first line that fits a layer or an operation counts"]
         if self.fan_out is not None:
             lines.append("  what is used several times has a rule of its own (fan_out)")
-        of_layers = [e for e in self.consulted if e.kind != "op"]
-        of_operations = [e for e in self.consulted if e.kind == "op"]
-        ordered = [*of_layers, *of_operations]
+        ordered = sorted(self.consulted, key=lambda e: e.kind == "op")
         for name, entries in itertools.groupby(ordered, key=lambda e: e.rule.name):
             keys = ", ".join(sorted(entry.named for entry in entries))
             lines += textwrap.wrap(
@@ -152,13 +149,12 @@ class RuleSet:
         return tuple(entry for entry in self.consulted if entry.kind != "op")
 
 
-_layer: list[tuple[int, Entry]] = []
-_numbers = itertools.count()
+_layer: list[Entry] = []
 
 
 def registered() -> tuple[Entry, ...]:
     """The process-wide layer, newest first."""
-    return tuple(entry for _, entry in reversed(_layer))
+    return tuple(reversed(_layer))
 
 
 class Registration:
@@ -166,13 +162,13 @@ class Registration:
     undo it."""
 
     def __init__(self, key: Key, rule: Rule | Callable[..., Shares]) -> None:
-        self.number = next(_numbers)
-        self.rule = Rule.ensure(rule)
-        _layer.append((self.number, make_entry(key, self.rule)))
+        self.entry = make_entry(key, rule)
+        self.rule = self.entry.rule
+        _layer.append(self.entry)
 
     def remove(self) -> None:
         """Take the rule out of the process-wide layer; a second call does nothing."""
-        _layer[:] = [(number, entry) for number, entry in _layer if number != self.number]
+        _layer[:] = [entry for entry in _layer if entry is not self.entry]
 
     def __call__(self, relevance: Relevance, call: Call) -> Split:
         return self.rule(relevance, call)
@@ -194,11 +190,7 @@ def register_rule(key: Key) -> Callable[[Rule | Callable[..., Shares]], Registra
     ...     return relevance
     >>> cumsum.remove()
     """
-
-    def wrap(rule: Rule | Callable[..., Shares]) -> Registration:
-        return Registration(key, rule)
-
-    return wrap
+    return partial(Registration, key)
 
 
 def named(rules: RuleSet | str, presets: dict[str, RuleSet]) -> RuleSet:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,7 +55,7 @@ class Add:
         self, shares: tuple[Tensor, ...], arrived: Tensor, sums: Sequence[Tensor]
     ) -> Split:
         """Lemma 2 for these shares, of which ``sums`` are the sums over the whole tensor."""
-        return lemma2(arrived, shares, sums, CANCEL, self.divide or safe_divide)
+        return Split(*lemma2(arrived, shares, sums, CANCEL, self.divide or safe_divide))
 
     def lost(self, relevance: Tensor, parts: tuple[Tensor, ...]) -> dict[str, Tensor]:
         """What un-normalised shares leave behind: all of R where they are all 0; elsewhere what the
@@ -114,9 +114,9 @@ def lemma2(
     sums: Sequence[Tensor],
     cause: str,
     divide: Divide = safe_divide,
-) -> Split:
-    """Lemma 2's normalisation: each share times sgn(its sum)·ΣR/Σ|sums|; if all ``sums`` are 0,
-    everything is lost to ``cause``.
+) -> tuple[tuple[Tensor, ...], Mapping[str, Tensor]]:
+    """Lemma 2's normalisation: each share times sgn(its sum)·ΣR/Σ|sums|, and what is lost: if all
+    ``sums`` are 0, everything, to ``cause``.
 
     A share whose sum is exactly 0 (the lemma divides by it) keeps its signs; with the authors'
     stabiliser it becomes 0, as in their code.
@@ -132,4 +132,4 @@ def lemma2(
         rest = torch.where(nothing, 0.0, arrived - factor * scale)
         return {cause: torch.where(nothing, arrived, 0.0), STABILISER: rest}
 
-    return Split(scaled, Deferred(lost))
+    return scaled, Deferred(lost)
