@@ -11,7 +11,7 @@ from torch import Tensor
 from relprop.adapters.patches import Patches
 from relprop.adapters.pictures import Original
 from relprop.adapters.rgb import is_picture
-from relprop.errors import InputError, first_line, message
+from relprop.errors import InputError, first_line
 from relprop.tracer.advice import made_of
 
 Word = tuple[str, list[int]]
@@ -91,13 +91,11 @@ def ready(inputs: Any) -> bool:
 def cannot_prepare(thing: Any, processor: Any, error: Exception) -> InputError:
     """The error for a thing that the processor does not take."""
     return InputError(
-        message(
-            f"processor {type(processor).__name__} does not read {type(thing).__name__}: "
-            f"{first_line(error)}",
-            then=made_of(thing, read=True)
-            or [
-                "prepare the inputs yourself and give the model's own: "
-                "inputs=processor(...), processor=processor"
-            ],
-        )
+        f"processor {type(processor).__name__} does not read {type(thing).__name__}: "
+        f"{first_line(error)}",
+        then=made_of(thing, read=True)
+        or [
+            "prepare the inputs yourself and give the model's own: "
+            "inputs=processor(...), processor=processor"
+        ],
     )

@@ -15,7 +15,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from relprop.errors import InputError, message
+from relprop.errors import InputError
 
 #: More layers or labels than this is no model. Sizes are bounded by memory instead.
 MOST_PARTS = 10**6
@@ -37,7 +37,7 @@ def refuse_counts(settings: object, name: str, key: str = "") -> None:
     elif isinstance(settings, int) and settings > MOST_PARTS and _COUNTS.search(key):
         number = str(settings) if settings < 10**18 else f"10^{len(str(settings)) - 1}"
         fact = f"the settings of {name!r} ask for {key}={number}, more than {MOST_PARTS}"
-        raise InputError(message(fact, then=[_THEN]))
+        raise InputError(fact, then=[_THEN])
 
 
 @contextmanager
@@ -58,15 +58,13 @@ def bounded(name: str) -> Iterator[None]:
             return  # another's, or values for a tensor that has been counted
         made, taken = made + 1, taken + tensor.numel() * tensor.element_size()
         if made > MOST_TENSORS:
-            raise InputError(
-                message(f"{name!r} asks for more than {MOST_TENSORS} parameters", then=[_THEN])
-            )
+            raise InputError(f"{name!r} asks for more than {MOST_TENSORS} parameters", then=[_THEN])
         if taken > memory:
             fact = (
                 f"{name!r} takes at least {taken / 1e9:.3g} GB of memory, of which "
                 f"{memory / 1e9:.3g} GB are free"
             )
-            raise InputError(message(fact, then=["free memory", _THEN]))
+            raise InputError(fact, then=["free memory", _THEN])
 
     hooks = [
         register_module_parameter_registration_hook(count),

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import nn
 
 from relprop.adapters.given import ready
-from relprop.errors import InputError, message
+from relprop.errors import InputError
 from relprop.opening.bounds import bounded, refuse_counts
 from relprop.opening.rows import Foreign, refusing
 
@@ -43,7 +43,7 @@ def load(name: str, inputs: object, processor: Foreign, trust_remote_code: bool)
                     "an adapter without its model",
                     "load it with peft.AutoPeftModel and give the model",
                 )
-            raise InputError(message(f"the folder {name!r} holds {holds}", then=[then]))
+            raise InputError(f"the folder {name!r} holds {holds}", then=[then])
         with refusing(f"config.json in {name!r} cannot be read", "save the model anew"):
             written = json.loads(config.read_text(encoding="utf-8"))
             if not isinstance(written, dict):

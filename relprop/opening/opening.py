@@ -25,7 +25,7 @@ from relprop.adapters.pictures import originals
 from relprop.adapters.processing import texts_in, waves
 from relprop.adapters.rgb import as_rgb, is_picture
 from relprop.error_boundary import guarded
-from relprop.errors import InputError, OptionError, message
+from relprop.errors import InputError, OptionError
 from relprop.opening.loading import load
 from relprop.opening.rows import Foreign, Rows, for_model, joined, refusing
 from relprop.opening.usable import usable_model
@@ -202,9 +202,7 @@ def _samples(
     ]
     if not samples:
         raise InputError(
-            message(
-                "the pipeline gives its model no tensor that its forward takes by name",
-                then=["explain the pipeline's model with tensors of yours"],
-            )
+            "the pipeline gives its model no tensor that its forward takes by name",
+            then=["explain the pipeline's model with tensors of yours"],
         )
     return samples, probe.tokenizer.recorded if probe.tokenizer is not None else []

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from relprop.errors import InputError, message
+from relprop.errors import InputError
 from relprop.opening.wrapped import refuse_opaque, unwrapped
 from relprop.tracer.binding import Inputs
 from relprop.tracer.modules import named_tensors
@@ -32,9 +32,7 @@ def usable_model(model: object) -> nn.Module:
                 )
             ],
         }
-        raise InputError(
-            message(f"model is {kind}, not a torch.nn.Module", then=then.get(kind, []))
-        )
+        raise InputError(f"model is {kind}, not a torch.nn.Module", then=then.get(kind, []))
     refuse_opaque(inner)
     return inner
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import TargetError, message
+from relprop.errors import TargetError
 from relprop.targets.index import Output
 from relprop.targets.outputs import ModelOutput, class_output
 from relprop.targets.start import ChosenTarget, Context, Elements, Target
@@ -48,7 +48,7 @@ def texts_of(context: Context, target: Target, samples: Sequence[int]) -> list[l
             f"target {target} is tokens of a text, each predicted by the position before it: this "
             f"model predicts no next token (output {output.name!r}, {list(size)} per sample)"
         )
-        raise TargetError(message(fact, then=["a model that generates, or relprop.targets.token"]))
+        raise TargetError(fact, then=["a model that generates, or relprop.targets.token"])
     rows: list[list[int]] = found[-1][list(samples)].tolist()
     return rows
 
@@ -87,7 +87,7 @@ class Answer(Target):
         decode = getattr(getattr(given, "tokenizer", None) or given, "decode", None)
         if decode is None:
             then = [f"processor=tokenizer, or relprop.targets.answer({self.text!r}, tokenizer)"]
-            raise TargetError(message(f"target {self} needs the tokenizer", then=then))
+            raise TargetError(f"target {self} needs the tokenizer", then=then)
         return lambda ids: str(decode(ids))
 
     def _place(
@@ -99,7 +99,7 @@ class Answer(Target):
         if not count:
             fact = f"target {self}: the text of sample {sample} does not have it"
             then = [f"give the answer behind the prompt; the input ends in {decode(ids)[-200:]!r}"]
-            raise TargetError(message(fact, then=then))
+            raise TargetError(fact, then=then)
         last = _least(len(ids), lambda n: decode(ids[:n]).count(self.text) >= count) - 1
         length = _least(last + 1, lambda n: self.text in decode(ids[last + 1 - n : last + 1]))
         if last - length < 0:

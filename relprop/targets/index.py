@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.adapters.processing import tokenizer_of
-from relprop.errors import AmbiguityWarning, TargetError, message, nearest, warn
+from relprop.errors import AmbiguityWarning, TargetError, nearest, warn
 from relprop.targets.outputs import (
     ModelOutput,
     chosen_output,
@@ -180,7 +180,7 @@ def _checked(
             f"{len(size)} axes per sample: {list(size)}"
         )
         then = [INDEX_FORMS] if size else ["target=None explains it: it is one number per sample"]
-        raise TargetError(message(fact, then=then))
+        raise TargetError(fact, then=then)
     found = tuple(
         label_index(k, n, context) if isinstance(k, str) else k
         for k, n in zip(index, size, strict=True)
@@ -206,13 +206,13 @@ def label_index(label: str, count: int, context: Context) -> int:
     if index is None:
         fact = f"it has {', '.join(known[:20])}" if known else "it has no labels: give an index"
         then = [*nearest(label, known), *then]
-        raise TargetError(message(f"target {label!r} is no label of the model; {fact}", then=then))
+        raise TargetError(f"target {label!r} is no label of the model; {fact}", then=then)
     if known and count not in (len(known), len(known) + 1):
         fact = (
             f"target {label!r} names one of the model's {len(known)} labels, but the "
             f"output has {count} classes there: give an index"
         )
-        raise TargetError(message(fact, then=then))
+        raise TargetError(fact, then=then)
     return index
 
 
@@ -268,4 +268,4 @@ def _no_prediction(target: Output, output: ModelOutput, program: Program) -> Tar
         f"(outputs: {listed(program)})"
     )
     call = "a callable: target=lambda output: ...  # one sample's output -> a scalar"
-    return TargetError(message(fact, then=[*ways, call]))
+    return TargetError(fact, then=[*ways, call])

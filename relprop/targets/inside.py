@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import TargetError, message, nearest
+from relprop.errors import TargetError, nearest
 from relprop.targets.outputs import ModelOutput
 from relprop.targets.start import ChosenTarget, Context, Elements, Target
 from relprop.tracer.parts import axis_of, token_axes
@@ -45,7 +45,7 @@ class Inside(Target):
         if self.name not in labels:
             fact = f"target {self}: no node is called {self.name!r}"
             then = ["relprop.instrument(model, inputs).names() lists all of them"]
-            raise TargetError(message(fact, then=[*nearest(self.name, labels), *then]))
+            raise TargetError(fact, then=[*nearest(self.name, labels), *then])
         return ModelOutput(self.name, labels[self.name])
 
     def _read(self, program: Program, feature: int | None) -> Tensor:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import TargetError, message
+from relprop.errors import TargetError
 from relprop.operations import FILLS, MOVES, Kind, is_call, kind
 from relprop.targets.start import has_batch_axis
 from relprop.tracer.calls import call_node
@@ -67,7 +67,7 @@ def class_output(program: Program) -> ModelOutput:
         f"the model returns {len(floating)} floating outputs and none is named "
         f"{CLASSES!r}: {listed(program)}"
     )
-    raise TargetError(message(fact, then=[*example[:1], CALLABLE]))
+    raise TargetError(fact, then=[*example[:1], CALLABLE])
 
 
 def class_output_or_none(program: Program) -> ModelOutput | None:

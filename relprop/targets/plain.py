@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relprop.errors import TargetError, message
+from relprop.errors import TargetError
 
 Index = tuple[int | str, ...]
 """One entry for each axis of one sample's output; a label may stand for its class."""
@@ -24,9 +24,7 @@ def plain_index(index: object) -> Index:
     else."""
     if index is None:
         fact = "None stands for what the model predicts in every sample, and not in a list"
-        raise TargetError(
-            message(fact, then=["give each sample's own: logits.argmax(-1).tolist()"])
-        )
+        raise TargetError(fact, then=["give each sample's own: logits.argmax(-1).tolist()"])
     items = index if isinstance(index, tuple) else (index,)
     try:
         if not items or any(isinstance(k, bool) for k in items):
@@ -34,7 +32,7 @@ def plain_index(index: object) -> Index:
         return tuple(k if isinstance(k, str) else operator.index(k) for k in items)
     except TypeError:
         fact = f"target {index!r} is {type(index).__name__}"
-        raise TargetError(message(fact, then=[FORMS])) from None
+        raise TargetError(fact, then=[FORMS]) from None
 
 
 def without_tensors(target: object) -> object:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import TargetError, message
+from relprop.errors import TargetError
 from relprop.targets.index import label_index
 from relprop.targets.outputs import ModelOutput, are_probabilities, chosen_output
 from relprop.targets.start import ChosenTarget, Context, Elements, Target
@@ -63,10 +63,8 @@ class Region(Target):
         count = len(places)
         if not count:
             raise TargetError(
-                message(
-                    f"target {self}: {shown} is predicted nowhere in sample {sample}",
-                    then=["give a mask: relprop.targets.region(class, mask)"],
-                )
+                f"target {self}: {shown} is predicted nowhere in sample {sample}",
+                then=["give a mask: relprop.targets.region(class, mask)"],
             )
         first = torch.tensor([label], dtype=torch.long).expand(count, len(label))
         part = Elements(output.node, torch.cat([first, places], 1), 1 / count)
@@ -101,7 +99,7 @@ class Region(Target):
             f"None].float(), size={size})[0, 0] > 0.5"
         )
         each = "one per sample: [region(class, m) for m in masks]"
-        raise TargetError(message(fact, then=[resize, each]))
+        raise TargetError(fact, then=[resize, each])
 
 
 def _where_predicted(label: tuple[int, ...], value: Tensor, least: float) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from relprop.adapters import Adapter
-from relprop.errors import OptionError, TargetError, message
+from relprop.errors import OptionError, TargetError
 from relprop.interpreter.points import Made, Points, Seed
 from relprop.rules import RuleSet
 from relprop.rules.presets import gradient_name
@@ -78,7 +78,7 @@ class Start:
         """y_t of a callable by a rule set's gradient forms. Raises ``OptionError``."""
         if self.by_forms is None:
             fact = f"gradient={gradient_name(rules)!r}: the target callable cannot be followed"
-            raise OptionError(message(fact, then=["gradient='model'"]))
+            raise OptionError(fact, then=["gradient='model'"])
         with torch.enable_grad():
             return self.by_forms(rules)
 

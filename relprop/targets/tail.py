@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import OptionError, TargetError, message
+from relprop.errors import OptionError, TargetError
 from relprop.interpreter.batch import propagate
 from relprop.interpreter.forms import gradient_forms
 from relprop.interpreter.points import Made
@@ -81,7 +81,7 @@ def _by_forms(tail: Program, inputs: Inputs, rules: RuleSet) -> Tensor:
     forms = gradient_forms(plan, frozenset())
     if isinstance(forms, str):
         fact = f"gradient={gradient_name(rules)!r}, in the target callable: {forms}"
-        raise OptionError(message(fact, then=["gradient='model'"]))
+        raise OptionError(fact, then=["gradient='model'"])
     found: Tensor = execute(tail, None, inputs, {scalar}, attached=True, forms=forms)[scalar]
     return found.reshape(inputs.batch)
 
@@ -110,7 +110,7 @@ def _callable_start(
         raise NoStart(f"{label[0]!r} is no sum of logits, log-probabilities or losses ({name})")
     seeds, field = _walked(tail, inputs, context)
     if not any(bool(relevance.any()) for relevance in seeds.values()):
-        raise TargetError(message(NOTHING_ARRIVES, then=[TURN_SIGNS]))
+        raise TargetError(NOTHING_ARRIVES, then=[TURN_SIGNS])
     return Start(label, scalars, (Term(1.0, seeds),), field, is_sum=False, at_elements=False)
 
 
@@ -140,7 +140,7 @@ def _slopes(scalars: Tensor, inputs: Inputs, context: Context) -> dict[fx.Node, 
         )
     fact = "the target callable does not depend on the model's output"
     then = ["make its result of the output by tensor operations, without .item() or .detach()"]
-    raise TargetError(message(fact, then=then))
+    raise TargetError(fact, then=then)
 
 
 def _walked(

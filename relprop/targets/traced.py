@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from relprop.errors import RelpropError, TargetError, first_line, message
+from relprop.errors import RelpropError, TargetError, first_line
 from relprop.operations import Kind, is_call, kind
 from relprop.targets.start import Context, has_batch_axis
 from relprop.tracer.assemble import assemble
@@ -44,7 +44,7 @@ def traced(target: Callable[..., Tensor], context: Context, inputs: Inputs) -> P
     except Exception as error:
         fact = f"the target callable cannot be followed: {type(error).__name__}: {error}"
         then = ["write it with other tensor operations, for example sums of products"]
-        raise TargetError(message(fact, then=then)) from error
+        raise TargetError(fact, then=then) from error
     for node in program.graph.nodes:
         _refuse_choice(node)
     return program
@@ -61,7 +61,7 @@ def called(target: Callable[..., Tensor], context: Context, inputs: Inputs) -> T
     except Exception as error:
         what = f"{type(error).__name__}: {first_line(error)}"
         fact = f"the target callable fails on one sample's output: {what}"
-        raise TargetError(message(fact, then=[HOW_IT_IS_CALLED])) from error
+        raise TargetError(fact, then=[HOW_IT_IS_CALLED]) from error
 
 
 def _on_tensors(target: Callable[..., Tensor], context: Context) -> Callable[..., tuple[Tensor]]:
@@ -99,7 +99,7 @@ def _recorded(call: Callable[..., tuple[Tensor]], sample: list[Tensor]) -> fx.Gr
     except Exception as error:
         what = f"{type(error).__name__}: {first_line(error)}"
         fact = f"the target callable cannot be traced: {what}"
-        raise TargetError(message(fact, then=[HOW_IT_IS_CALLED])) from error
+        raise TargetError(fact, then=[HOW_IT_IS_CALLED]) from error
 
 
 def _refuse_choice(node: fx.Node) -> None:
@@ -114,4 +114,4 @@ def _refuse_choice(node: fx.Node) -> None:
             "differs from sample to sample"
         )
         then = ["weigh them: torch.where(mask, values, 0).sum()"]
-        raise TargetError(message(fact, then=then))
+        raise TargetError(fact, then=then)
