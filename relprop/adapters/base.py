@@ -6,6 +6,7 @@ be left out.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -54,7 +55,8 @@ class Adapter:
         if processor is None or ready(inputs):
             return Prepared(_ids_first(inputs), processor, encodings, texts=texts_in(inputs))
         if not is_function_of_pictures(processor):
-            return _read(model, inputs, processor)
+            made = processed(model, inputs, processor)
+            return replace(made, inputs=_ids_first(made.inputs), texts=texts_in(inputs))
         things = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         try:
             tensors = torch.stack([processor(thing) for thing in things]).to(home_of(model)[0])
@@ -71,13 +73,7 @@ class Adapter:
     def label_index(self, model: nn.Module, label: str) -> int | None:
         """The class index of a label, or ``None`` if the model knows no such label. Raises
         ``TargetError`` for a label of several classes."""
-        found = [i for i, known in enumerate(self.labels(model)) if known == label]
-        if len(found) > 1:
-            raise TargetError(
-                f"label {label!r} is that of {len(found)} classes, "
-                f"{', '.join(map(str, found))}: give the index"
-            )
-        return found[0] if found else None
+        return only_class(label, enumerate(self.labels(model)))
 
     def labels(self, model: nn.Module) -> tuple[str, ...]:
         """The labels the model knows, in order of class index."""
@@ -195,12 +191,14 @@ class Adapter:
         return _clocks[key]
 
 
-def _read(model: nn.Module, inputs: Any, processor: Any) -> Prepared:
-    """What a processor of transformers makes of a thing."""
-    made = processed(model, inputs, processor)
-    known = tuple(getattr(made.inputs, "encodings", None) or ())
-    first = _ids_first(made.inputs)
-    return replace(made, inputs=first, encodings=known, texts=texts_in(inputs))
+def only_class(label: str, names: Iterable[tuple[Any, str]]) -> int | None:
+    """The index of the class that has this name, if any has. Raises ``TargetError`` where several
+    have."""
+    found = [int(k) for k, known in names if known == label]
+    if len(found) > 1:
+        fact = f"label {label!r} is that of {len(found)} classes, {', '.join(map(str, found))}"
+        raise TargetError(f"{fact}: give the index")
+    return found[0] if found else None
 
 
 def _ids_first(inputs: Any) -> Any:

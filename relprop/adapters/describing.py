@@ -149,11 +149,7 @@ def _labels(known: list[list[str]] | None, places: Places) -> list[list[str]] | 
     """Each token's label: that of its position, or all of those it was made from."""
     if known is None:
         return None
-    if places.spans is None or len(places.extent) != 1:
-        return [
-            [row[i] if 0 <= i < len(row) else "" for i in places.source.tolist()] for row in known
-        ]
-    spans = [(max(int(a), 0), max(int(b), 0)) for a, b in places.spans[:, 0].tolist()]
+    spans = _positions(places)
     return [[" ".join(row[a:b]) for a, b in spans] for row in known]
 
 
@@ -172,27 +168,27 @@ def _texts(known: list[Text] | None, places: Places) -> list[Text] | None:
     """Each token's characters: all of those that the positions it was made from have."""
     if known is None:
         return None
-    spans: list[list[int]] = [[] for _ in places.source.tolist()]
-    for position, tokens in _tokens_at(places).items():
-        for token in tokens:
-            spans[token].append(position)
-    return [text._replace(spans=[_whole(text, positions) for positions in spans]) for text in known]
+    spans = _positions(places)
+    return [text._replace(spans=[_whole(text, *span) for span in spans]) for text in known]
 
 
-def _whole(text: Text, positions: list[int]) -> tuple[int, int]:
-    found = [text.spans[p] for p in positions if p < len(text.spans)]
-    found = [(a, b) for a, b in found if a < b]
+def _whole(text: Text, first: int, end: int) -> tuple[int, int]:
+    found = [(a, b) for a, b in text.spans[first:end] if a < b]
     return (min(a for a, _ in found), max(b for _, b in found)) if found else (0, 0)
+
+
+def _positions(places: Places) -> list[tuple[int, int]]:
+    """The first position that each token was made from, and the one after the last."""
+    spans = torch.stack([places.source, places.source + 1], 1)
+    if places.spans is not None and len(places.extent) == 1:
+        spans = places.spans[:, 0]
+    return [(int(a), int(b)) for a, b in spans.clamp(min=0).tolist()]
 
 
 def _tokens_at(places: Places) -> dict[int, list[int]]:
     """The tokens that were made from each position."""
-    if places.spans is None or len(places.extent) != 1:
-        spans = [(i, i + 1) for i in places.source.tolist()]
-    else:
-        spans = [(int(a), int(b)) for a, b in places.spans[:, 0].tolist()]
     tokens: dict[int, list[int]] = defaultdict(list)
-    for token, (first, end) in enumerate(spans):
-        for position in range(max(first, 0), end):
+    for token, (first, end) in enumerate(_positions(places)):
+        for position in range(first, end):
             tokens[position].append(token)
     return tokens

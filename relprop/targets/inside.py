@@ -50,8 +50,7 @@ class Inside(Target):
 
     def _read(self, program: Program, feature: int | None) -> Tensor:
         """The places that are read, (positions, features, axes), without the batch."""
-        name, node = self._node(program)
-        size = ModelOutput(name, node).size
+        name, size = self.name, self._node(program).size
         given = {"features": feature, "positions": self.position, "heads": self.head}
         last = axis_of(program, name, "features") - 1
         index: list[int | None] = [None] * len(size)

@@ -274,26 +274,17 @@ def _seed(parts: Mapping[int, Elements], node: fx.Node, value: Made) -> Points:
     """The weights of some samples' elements in an output."""
     dtype = torch.promote_types(value.dtype, torch.float32)
     row = (0,) if has_batch_axis(node) else ()
-    return Points(*_places(parts, row, dtype, value.device), tuple(value.shape))
-
-
-def _places(
-    parts: Mapping[int, Elements], row: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The elements that the parts of some samples name, as an index of the whole output (in its
-    ``row`` of the sample), and how much they weigh."""
-    single = [[i, *row, *p.where] for i, p in parts.items() if isinstance(p.where, tuple)]
-    indices = [torch.tensor(single, dtype=torch.long, device=device)] if single else []
-    alone = (p for p in parts.values() if isinstance(p.where, tuple))
-    weights = [number for p in alone for number in _numbers(p.weight, 1)]
+    indices, weights = list[Tensor](), list[float]()
     for i, part in parts.items():
-        if isinstance(part.where, Tensor):
-            where = part.where.to(device)
-            before = torch.tensor([[i, *row]], device=device).expand(len(where), -1)
-            indices.append(torch.cat([before, where], 1))
-            weights += _numbers(part.weight, len(where))
-    sizes = [abs(w) for w in weights]
-    return torch.cat(indices).unbind(1), torch.tensor(sizes, dtype=dtype, device=device)
+        where = part.where
+        if not isinstance(where, Tensor):
+            where = torch.tensor([where], dtype=torch.long)
+        before = torch.tensor([[i, *row]]).expand(len(where), -1)
+        indices.append(torch.cat([before, where], 1))
+        weights += _numbers(part.weight, len(where))
+    numbers = torch.tensor(weights, dtype=dtype, device=value.device).abs()
+    index = torch.cat(indices).to(value.device).unbind(1)
+    return Points(index, numbers, tuple(value.shape))
 
 
 def _numbers(weight: float | Tensor, count: int) -> list[float]:

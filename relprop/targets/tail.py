@@ -62,13 +62,16 @@ def resolve_callable(target: Callable[..., Tensor], context: Context) -> Start:
         other = replace(context, outputs=outputs)
         return called(target, other, _outputs_as_inputs(other))
 
+    tail: Program | None = None
+    start: Start | None = None
     try:
         tail = traced(target, context, inputs)
+        start = _at_elements(tail, label, scalars, inputs, context)
     except TargetError:
         if context.walks:
             raise
-        tail = None
-    start = _callable_start(tail, label, scalars, slopes, inputs, context)
+    if start is None:
+        start = _elsewhere(tail, label, scalars, slopes, inputs, context)
     by_forms = None if tail is None else partial(_by_forms, tail, inputs)
     return replace(start, again=again, by_forms=by_forms)
 
@@ -86,7 +89,7 @@ def _by_forms(tail: Program, inputs: Inputs, rules: RuleSet) -> Tensor:
     return found.reshape(inputs.batch)
 
 
-def _callable_start(
+def _elsewhere(
     tail: Program | None,
     label: tuple[object, ...],
     scalars: Tensor,
@@ -94,18 +97,11 @@ def _callable_start(
     inputs: Inputs,
     context: Context,
 ) -> Start:
-    """The same without y_t of other values."""
-    try:
-        start = None if tail is None else _at_elements(tail, label, scalars, inputs, context)
-    except TargetError:
-        if context.walks:
-            raise
-        start = None
-    if start is not None:
-        return start
+    """The start of what is no sum of elements: at its own scalar, or, where relevance is not to
+    start, nowhere."""
     if not context.walks:
         return Start(label, scalars, (), marks(slopes), is_sum=False, at_elements=False)
-    assert tail is not None  # else it was refused
+    assert tail is not None, "what cannot be followed was refused"
     if name := takes_logarithms(tail):
         raise NoStart(f"{label[0]!r} is no sum of logits, log-probabilities or losses ({name})")
     seeds, field = _walked(tail, inputs, context)
