@@ -218,8 +218,7 @@ def _measured(extractor: Any, name: str) -> tuple[int, float] | None:
     rate = int(extractor.sampling_rate)
 
     def extract(sound: np.ndarray) -> Tensor:
-        tensor: Tensor = extractor(sound, sampling_rate=rate, return_tensors="pt")[name]
-        return tensor
+        return extractor(sound, sampling_rate=rate, return_tensors="pt")[name]
 
     try:
         return measured_clock(extract, rate)

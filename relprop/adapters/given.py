@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from relprop.adapters.patches import Patches
-from relprop.adapters.pictures import Original
+from relprop.adapters.pictures import Original, Patches
 from relprop.adapters.rgb import is_picture
 from relprop.errors import InputError, first_line
 from relprop.tracer.advice import made_of

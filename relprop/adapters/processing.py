@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from relprop.adapters.given import Prepared, cannot_prepare
 from relprop.adapters.masks import positions_of
-from relprop.adapters.patches import patches, whole_originals
-from relprop.adapters.pictures import found_originals
+from relprop.adapters.pictures import found_originals, patches, whole_originals
 from relprop.adapters.rgb import as_rgb, is_picture
 from relprop.errors import AmbiguityWarning, InputError, RelpropError, warn
 from relprop.tracer.binding import wrapped

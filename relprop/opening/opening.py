@@ -28,8 +28,7 @@ from relprop.error_boundary import guarded
 from relprop.errors import InputError, OptionError
 from relprop.opening.loading import load
 from relprop.opening.rows import Foreign, Rows, for_model, joined, refusing
-from relprop.opening.usable import usable_model
-from relprop.opening.wrapped import base_model
+from relprop.opening.wrapped import base_model, usable_model
 
 
 @guarded
@@ -66,8 +65,6 @@ def opened(
         raise OptionError(
             "trust_remote_code is for a model given by id or folder; this one is loaded already"
         )
-    if isinstance(inputs, Prepared):
-        return usable_model(model), inputs
     pipelines = sys.modules.get("transformers.pipelines.base")
     pipeline: Any = getattr(pipelines, "Pipeline", ())  # while it is imported, there are none
     if isinstance(model, pipeline):
@@ -75,13 +72,10 @@ def opened(
             raise OptionError(
                 "processor is for a model without one; a pipeline reads its inputs itself"
             )
-        module, parts = (
-            usable_model(model.model),
-            SimpleNamespace(**{name: getattr(model, name, None) for name in PARTS}),
-        )
-        return module, Prepared(inputs, parts) if ready(inputs) else _from_pipeline(
-            model, inputs, parts
-        )
+        module = usable_model(model.model)
+        parts = SimpleNamespace(**{name: getattr(model, name, None) for name in PARTS})
+        given = Prepared(inputs, parts) if ready(inputs) else _from_pipeline(model, inputs, parts)
+        return module, given
     module = usable_model(model)
     return module, prepared(module, inputs, processor)
 

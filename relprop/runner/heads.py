@@ -12,8 +12,9 @@ from relprop.interpreter.reading import Reading, reading_of
 from relprop.plan import Plan
 from relprop.runner.question import Question
 from relprop.runner.session import Session
+from relprop.targets.outputs import has_batch_axis
 from relprop.targets.resolve import places_read, reads_more
-from relprop.targets.start import Context, has_batch_axis
+from relprop.targets.start import Context
 from relprop.tracer.binding import Inputs
 from relprop.tracer.facts import shape
 from relprop.tracer.program import Program

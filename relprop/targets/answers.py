@@ -64,10 +64,6 @@ class Answer(Target):
     def __str__(self) -> str:
         return f"answer({self.text!r})"
 
-    def outputs(self, program: Program) -> tuple[fx.Node, ...]:
-        """The class output."""
-        return (class_output(program).node,)
-
     def reads_more(self, program: Program) -> bool:
         """It does: the normalisers."""
         return True
@@ -132,8 +128,8 @@ class Contrast(Target):
 
     def outputs(self, program: Program) -> tuple[fx.Node, ...]:
         """Those of both."""
-        both = (self.speaks_for.outputs(program), self.against.outputs(program))
-        return tuple(dict.fromkeys(node for nodes in both for node in nodes))
+        both = (self.speaks_for, self.against)
+        return tuple(dict.fromkeys(node for t in both for node in t.outputs(program)))
 
     def places(self, context: Context, samples: Sequence[int]) -> list[tuple[int, ...]] | None:
         """Those of both."""
@@ -152,12 +148,8 @@ class Contrast(Target):
 
     def choose(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
         """The parts of the one, and those of the other with their weights turned."""
-        both = zip(
-            self.speaks_for.choose(context, samples),
-            self.against.choose(context, samples),
-            strict=True,
-        )
-        return [self._of(for_it, against) for for_it, against in both]
+        chosen = (t.choose(context, samples) for t in (self.speaks_for, self.against))
+        return [self._of(*both) for both in zip(*chosen, strict=True)]
 
     def _of(self, for_it: ChosenTarget, against: ChosenTarget) -> ChosenTarget:
         if any(isinstance(p.where, Tensor) and p.log for p in (*for_it.parts, *against.parts)):

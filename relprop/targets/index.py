@@ -17,12 +17,12 @@ from relprop.targets.outputs import (
     chosen_output,
     class_output,
     class_output_or_none,
+    has_batch_axis,
     listed,
     probability,
 )
-from relprop.targets.pieces import id_of, masked_positions
-from relprop.targets.plain import Index, plain_index
-from relprop.targets.start import ChosenTarget, Context, Elements, Target, has_batch_axis
+from relprop.targets.plain import Index, id_of, masked_positions, plain_index
+from relprop.targets.start import ChosenTarget, Context, Elements, Target
 from relprop.tracer.facts import shape
 from relprop.tracer.program import Program
 
@@ -104,10 +104,6 @@ class Output(Target):
 class Nothing(Target):
     """No element of the class output, for a sample of a batch in which there is nothing left to
     explain: it scores 0."""
-
-    def outputs(self, program: Program) -> tuple[fx.Node, ...]:
-        """The class output."""
-        return (class_output(program).node,)
 
     def places(self, context: Context, samples: Sequence[int]) -> list[tuple[int, ...]]:
         """None at all."""

@@ -26,15 +26,11 @@ class Inside(Target):
     name: str
     position: int | None = None
     head: int | None = None
+    inside = True
 
     def _at(self) -> str:
         at = {"position": self.position, "head": self.head}
         return self.name + "".join(f", {part} {i}" for part, i in at.items() if i is not None)
-
-    @property
-    def inside(self) -> bool:
-        """It does."""
-        return True
 
     def outputs(self, program: Program) -> tuple[fx.Node, ...]:
         """The node."""

@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 
 from relprop.errors import ProbabilityWarning, TargetError, warn
 from relprop.operations import name_of
+from relprop.targets import SIMILARITY, similarity
 from relprop.targets.index import Output
 from relprop.targets.outputs import CLASSES, class_output, probability
 from relprop.targets.plain import plain_index, without_tensors
@@ -17,7 +18,6 @@ from relprop.targets.regions import Region
 from relprop.targets.spans import SPAN, Span
 from relprop.targets.start import Context, Start, Target, start_of
 from relprop.targets.tail import resolve_callable
-from relprop.targets.vocabulary import SIMILARITY, similarity
 from relprop.tracer.facts import is_floating, shape
 from relprop.tracer.program import Program
 

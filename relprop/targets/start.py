@@ -18,8 +18,8 @@ from relprop.errors import OptionError, TargetError
 from relprop.interpreter.points import Made, Points, Seed
 from relprop.rules import RuleSet
 from relprop.rules.presets import gradient_name
+from relprop.targets.outputs import chosen_output, has_batch_axis
 from relprop.tracer.binding import Inputs
-from relprop.tracer.facts import shape
 from relprop.tracer.memo import Memo
 from relprop.tracer.program import Program
 
@@ -137,12 +137,6 @@ def all_of(value: Made) -> Tensor:
     return value
 
 
-def has_batch_axis(node: fx.Node) -> bool:
-    """Whether an output of one sample begins with a 1. Not so where the model folds other axes into
-    the batch: (samples · channels, ...)."""
-    return shape(node)[:1] == (1,)
-
-
 @dataclass(frozen=True)
 class Elements:
     """One sample's share of a term: elements of one output, all of one ``weight``, or each of its
@@ -189,9 +183,14 @@ class Target(ABC):
         """Whether it reads a value before the model's end."""
         return False
 
-    @abstractmethod
+    @property
+    def output(self) -> str | int | None:
+        """The name or the place of the output it reads; ``None``: the class output."""
+        return None
+
     def outputs(self, program: Program) -> tuple[fx.Node, ...]:
         """The outputs it reads. Raises ``TargetError`` if the model has none like that."""
+        return (chosen_output(program, self.output).node,)
 
     def places(self, context: Context, samples: Sequence[int]) -> list[tuple[int, ...]] | None:
         """Where it reads its output in these samples, before there are outputs: the beginnings of

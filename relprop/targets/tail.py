@@ -1,9 +1,9 @@
 """Targets given as a callable ``output of one sample -> scalar``: a program of their own, the tail,
 follows the model's.
 
-A sum or difference of k outputs or log-probabilities is explained term by term (``linear.py``,
-``logits.py``). Any other function starts with 1 at its scalar, and relevance walks through its own
-operations first; one of logarithms has no start, and is for methods that need none.
+A sum or difference of k outputs or log-probabilities is explained term by term (``linear.py``). Any
+other function starts with 1 at its scalar, and relevance walks through its own operations first;
+one of logarithms has no start, and is for methods that need none.
 """
 
 from __future__ import annotations
@@ -23,17 +23,9 @@ from relprop.plan import make_plan
 from relprop.rollup import rollup_plan_through
 from relprop.rules import RuleSet
 from relprop.rules.presets import gradient_name
-from relprop.targets.linear import linear_start, marks
-from relprop.targets.logits import at_logits, is_sum, takes_logarithms, words
-from relprop.targets.start import (
-    Context,
-    NoStart,
-    Start,
-    Term,
-    all_of,
-    field_of,
-    has_batch_axis,
-)
+from relprop.targets.linear import at_logits, is_sum, linear_start, marks, takes_logarithms, words
+from relprop.targets.outputs import has_batch_axis
+from relprop.targets.start import Context, NoStart, Start, Term, all_of, field_of
 from relprop.targets.traced import called, traced
 from relprop.tracer.binding import Inputs
 from relprop.tracer.facts import is_batched, shape

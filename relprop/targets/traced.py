@@ -11,7 +11,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from relprop.errors import RelpropError, TargetError, first_line
 from relprop.operations import Kind, is_call, kind
-from relprop.targets.start import Context, has_batch_axis
+from relprop.targets.outputs import has_batch_axis
+from relprop.targets.start import Context
 from relprop.tracer.assemble import assemble
 from relprop.tracer.binding import Inputs
 from relprop.tracer.capture import Capture, import_graph
