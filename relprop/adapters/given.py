@@ -46,17 +46,14 @@ class Prepared:
 
     def part(self, first: int, count: int) -> Prepared:
         """The same for some samples."""
-
-        def cut(given: tuple[Any, ...]) -> tuple[Any, ...]:
-            return given[first : first + count]
-
+        some = slice(first, first + count)
         return replace(
             self,
             inputs=None,
-            encodings=cut(self.encodings),
-            originals={name: cut(o) for name, o in self.originals.items()},
-            texts=cut(self.texts),
-            seen=None if self.seen is None else self.seen[first : first + count],
+            encodings=self.encodings[some],
+            originals={name: o[some] for name, o in self.originals.items()},
+            texts=self.texts[some],
+            seen=None if self.seen is None else self.seen[some],
         )
 
 

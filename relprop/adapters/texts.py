@@ -67,7 +67,7 @@ def decoded(ids: Sequence[int], tokenizer: Any, known: Text | None = None) -> Te
     for i in range(len(spans), len(ids)):
         first = max(0, i - WINDOW)
         old, new = read(ids[first:i]).rstrip(UNFINISHED), read(ids[first : i + 1])
-        added = new[len(old) :] if new.startswith(old) else new[_alike(old, new) :]
+        added = new[_alike(old, new) :]
         done = not new.endswith(UNFINISHED)
         spans.append((len(text), len(text) + len(added) * done))
         if done:

@@ -99,22 +99,19 @@ def _by_torch(target: Operator, name: str) -> Operation:
     """What torch's own tags and schemas say."""
     if name.startswith(_CHECKS):
         return Operation(Kind.CHECK)
-    if isinstance(target, torch._ops.OpOverloadPacket):
-        overloads = [getattr(target, o) for o in target.overloads()]
-        tags = [t for o in overloads for t in o.tags]
-        is_view = any(o.is_view for o in overloads)
-    else:
-        tags, is_view = list(getattr(target, "tags", ())), getattr(target, "is_view", False)
+    whole = isinstance(target, torch._ops.OpOverloadPacket)
+    overloads = [getattr(target, o) for o in target.overloads()] if whole else [target]
+    tags = [tag for o in overloads for tag in getattr(o, "tags", ())]
     if torch.Tag.pointwise in tags:
         return Operation(Kind.FUNCTION)
     if torch.Tag.nondeterministic_seeded in tags:
         return Operation(Kind.RANDOM)
+    is_view = any(getattr(o, "is_view", False) for o in overloads)
     return Operation(Kind.VIEW) if is_view else _UNKNOWN
 
 
 def _name(target: Operator) -> str:
-    plain = getattr(target, "overloadpacket", target)
-    return str(getattr(plain, "__name__", ""))
+    return str(getattr(packet(target), "__name__", ""))
 
 
 def name_of(thing: Operator | fx.Node) -> str:

@@ -3,6 +3,7 @@ of an answer found in it. And one target against another: their difference."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -96,20 +97,13 @@ class Answer(Target):
             fact = f"target {self}: the text of sample {sample} does not have it"
             then = [f"give the answer behind the prompt; the input ends in {decode(ids)[-200:]!r}"]
             raise TargetError(fact, then=then)
-        last = _least(len(ids), lambda n: decode(ids[:n]).count(self.text) >= count) - 1
-        length = _least(last + 1, lambda n: self.text in decode(ids[last + 1 - n : last + 1]))
-        if last - length < 0:
+        ends = range(len(ids) - 1)
+        last = bisect_left(ends, True, key=lambda k: decode(ids[: k + 1]).count(self.text) >= count)
+        said, others = ids[: last + 1], range(last)
+        first = last - bisect_left(others, True, key=lambda k: self.text in decode(said[-k - 1 :]))
+        if first == 0:
             raise TargetError(f"target {self}: nothing stands before it that could predict it")
-        return last + 1 - length, last
-
-
-def _least(most: int, holds: Callable[[int], bool]) -> int:
-    """The least number from 1 to ``most`` for which it holds, if it does for all above it."""
-    low, high = 1, most
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
-    return low
+        return first, last
 
 
 @dataclass(frozen=True)

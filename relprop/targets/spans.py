@@ -53,7 +53,8 @@ class Span(Target):
             found = _best_spans(starts, ends, real=_real(context, samples))
         else:
             both = zip((self.start, self.end), outputs, strict=True)
-            start, end = (self._position(k, output, context, samples) for k, output in both)
+            alone = samples[:1]
+            start, end = (elements([(k,)], self, o, context, alone)[0][0] for k, o in both)
             found = [(start, end)] * len(samples)
         return [self._choice(start, end, outputs) for start, end in found]
 
@@ -83,12 +84,6 @@ class Span(Target):
                 f"target {self}: this model predicts no next token, and output {SPAN[0]!r} does "
                 f"not exist; it returns {listed(context.program)}"
             ) from error
-
-    def _position(
-        self, k: int, output: ModelOutput, context: Context, samples: Sequence[int]
-    ) -> int:
-        """A position that is given, counted from 0."""
-        return elements([(k,)], self, output, context, samples[:1])[0][0]
 
     def _choice(self, start: int, end: int, outputs: Sequence[ModelOutput]) -> ChosenTarget:
         if end < start:
