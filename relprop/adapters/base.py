@@ -27,7 +27,7 @@ from relprop.adapters.processing import (
 from relprop.adapters.sound import measured_clock
 from relprop.adapters.texts import Text, decoded, recorded, with_turns, written
 from relprop.adapters.words import pieces_of, words_from_ids, words_from_record
-from relprop.errors import TargetError
+from relprop.errors import InputError, TargetError
 from relprop.tracer.binding import Inputs
 from relprop.tracer.modules import safe_getattr
 from relprop.tracer.offloaded import home_of
@@ -54,6 +54,8 @@ class Adapter:
         encodings = tuple(getattr(inputs, "encodings", None) or ())
         if processor is None or ready(inputs):
             return Prepared(_ids_first(inputs), processor, encodings, texts=texts_in(inputs))
+        if isinstance(inputs, (list, tuple)) and not inputs:
+            raise InputError("inputs is an empty list: there is nothing to explain")
         if not is_function_of_pictures(processor):
             made = processed(model, inputs, processor)
             return replace(made, inputs=_ids_first(made.inputs), texts=texts_in(inputs))

@@ -113,8 +113,6 @@ def _with_pictures(model: nn.Module, inputs: Any, images: Any, *, files: bool) -
 
 def _made(model: nn.Module, inputs: Any, processor: Any) -> Any:
     """What the part of the processor makes of ``inputs`` that is for their kind."""
-    if isinstance(inputs, (list, tuple)) and not inputs:
-        raise InputError("inputs is an empty list: there is nothing to explain")
     tokenizer, images = tokenizer_of(processor), image_processor_of(processor)
     if isinstance(inputs, Mapping):
         pads = tokenizer is not None and _several(inputs.get("text"))

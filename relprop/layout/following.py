@@ -7,14 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, fx
 
-from relprop.layout.reach import (
-    NOWHERE,
-    Reaches,
-    compact,
-    hull,
-    merged,
-    with_rank,
-)
+from relprop.layout.reach import NOWHERE, Reaches, compact, hull, merged, with_rank
 from relprop.layout.windows import columns, convolution, padded, pool, resized
 from relprop.operations import MOVES, Kind, argument, function_of, kind, listed, operand
 from relprop.tracer.calls import template

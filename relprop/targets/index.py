@@ -147,7 +147,8 @@ def elements(
     last = _next_positions(output, context, samples) if lone else None
     words = _tokenizer(context, output.size[-1]) if len(output.size) == 2 else None
     mask = getattr(words, "mask_token_id", None)
-    if last is None and mask is not None and _are_pieces(given):
+    pieces = all(len(index) == 1 and isinstance(index[0], str) for index in given)
+    if last is None and mask is not None and pieces:
         last = masked_positions(mask, target.written(), context, samples)
     full = [
         index if last is None or len(index) != 1 else (last[i], *index)
@@ -160,10 +161,6 @@ def _tokenizer(context: Context, count: int) -> Any:
     """The call's tokenizer, if so many classes may be the pieces of its vocabulary."""
     found: Any = tokenizer_of(context.processor)
     return found if count >= getattr(found, "vocab_size", math.inf) else None
-
-
-def _are_pieces(given: Sequence[Index]) -> bool:
-    return all(len(index) == 1 and isinstance(index[0], str) for index in given)
 
 
 def _checked(

@@ -3,7 +3,8 @@ model's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, fx
@@ -32,20 +33,17 @@ def traced(target: Callable[..., Tensor], context: Context, inputs: Inputs) -> P
     """The callable's program. Raises ``TargetError`` if it cannot be traced, or if its result is no
     scalar."""
     sample = [tensor[:1].detach() for tensor in inputs.tensors]
-    module = _recorded(_on_tensors(target, context), sample)
-    try:
+    with _failing("cannot be traced"), TRACING:
+        call = _on_tensors(target, context)
+        module = make_fx(call, tracing_mode="real", pre_dispatch=True)(*sample)
+    then = "write it with other tensor operations, for example sums of products"
+    with _failing("cannot be followed", then, str):
         graph, constants = import_graph(module, None)
         with TRACING:
             canonicalise(graph, sample[0].device, constants)
         capture = Capture(graph, constants, OutputTree(("target",), next), "concrete")
         both = zip(inputs.names, inputs.tensors, strict=True)
         program = assemble(capture, inputs.names, tuple(n for n, t in both if t.requires_grad))
-    except RelpropError:
-        raise
-    except Exception as error:
-        fact = f"the target callable cannot be followed: {type(error).__name__}: {error}"
-        then = ["write it with other tensor operations, for example sums of products"]
-        raise TargetError(fact, then=then) from error
     for node in program.graph.nodes:
         _refuse_choice(node)
     return program
@@ -55,14 +53,22 @@ def called(target: Callable[..., Tensor], context: Context, inputs: Inputs) -> T
     """What the callable says of every sample, (batch,), attached to autograd. Raises
     ``TargetError`` for what is no scalar, or if it fails."""
     call = _on_tensors(target, context)
-    try:
+    with _failing("fails on one sample's output"):
         return torch.cat([call(*inputs.samples(i, i + 1))[0] for i in range(inputs.batch)])
+
+
+@contextmanager
+def _failing(
+    what: str, then: str = HOW_IT_IS_CALLED, says: Callable[[Exception], str] = first_line
+) -> Iterator[None]:
+    """What nobody foresaw in a callable as a ``TargetError`` that says ``what`` it does."""
+    try:
+        yield
     except RelpropError:
         raise
     except Exception as error:
-        what = f"{type(error).__name__}: {first_line(error)}"
-        fact = f"the target callable fails on one sample's output: {what}"
-        raise TargetError(fact, then=[HOW_IT_IS_CALLED]) from error
+        fact = f"the target callable {what}: {type(error).__name__}: {says(error)}"
+        raise TargetError(fact, then=[then]) from error
 
 
 def _on_tensors(target: Callable[..., Tensor], context: Context) -> Callable[..., tuple[Tensor]]:
@@ -89,18 +95,6 @@ def _refuse_no_scalar(result: object) -> None:
             f"the target callable returned {dtype} {list(result.shape)} for one "
             "sample, not one floating scalar"
         )
-
-
-def _recorded(call: Callable[..., tuple[Tensor]], sample: list[Tensor]) -> fx.GraphModule:
-    try:
-        with TRACING:
-            return make_fx(call, tracing_mode="real", pre_dispatch=True)(*sample)
-    except RelpropError:
-        raise
-    except Exception as error:
-        what = f"{type(error).__name__}: {first_line(error)}"
-        fact = f"the target callable cannot be traced: {what}"
-        raise TargetError(fact, then=[HOW_IT_IS_CALLED]) from error
 
 
 def _refuse_choice(node: fx.Node) -> None:
