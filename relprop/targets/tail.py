@@ -62,8 +62,11 @@ def resolve_callable(target: Callable[..., Tensor], context: Context) -> Start:
     except TargetError:
         if context.walks:
             raise
+    if start is None and not context.walks:
+        start = Start(label, scalars, (), marks(slopes), is_sum=False, at_elements=False)
     if start is None:
-        start = _elsewhere(tail, label, scalars, slopes, inputs, context)
+        assert tail is not None, "what cannot be followed was refused"
+        start = _walked(tail, label, scalars, inputs, context)
     by_forms = None if tail is None else partial(_by_forms, tail, inputs)
     return replace(start, again=again, by_forms=by_forms)
 
@@ -79,27 +82,6 @@ def _by_forms(tail: Program, inputs: Inputs, rules: RuleSet) -> Tensor:
         raise OptionError(fact, then=["gradient='model'"])
     found: Tensor = execute(tail, None, inputs, {scalar}, attached=True, forms=forms)[scalar]
     return found.reshape(inputs.batch)
-
-
-def _elsewhere(
-    tail: Program | None,
-    label: tuple[object, ...],
-    scalars: Tensor,
-    slopes: Mapping[fx.Node, Tensor],
-    inputs: Inputs,
-    context: Context,
-) -> Start:
-    """The start of what is no sum of elements: at its own scalar, or, where relevance is not to
-    start, nowhere."""
-    if not context.walks:
-        return Start(label, scalars, (), marks(slopes), is_sum=False, at_elements=False)
-    assert tail is not None, "what cannot be followed was refused"
-    if name := takes_logarithms(tail):
-        raise NoStart(f"{label[0]!r} is no sum of logits, log-probabilities or losses ({name})")
-    seeds, field = _walked(tail, inputs, context)
-    if not any(bool(relevance.any()) for relevance in seeds.values()):
-        raise TargetError(NOTHING_ARRIVES, then=[TURN_SIGNS])
-    return Start(label, scalars, (Term(1.0, seeds),), field, is_sum=False, at_elements=False)
 
 
 def _at_elements(
@@ -132,10 +114,12 @@ def _slopes(scalars: Tensor, inputs: Inputs, context: Context) -> dict[fx.Node, 
 
 
 def _walked(
-    tail: Program, inputs: Inputs, context: Context
-) -> tuple[dict[fx.Node, Tensor], dict[fx.Node, Tensor]]:
-    """What of a relevance of 1 at the tail's scalar arrives at each output of the model, and the
-    roll-up's field there."""
+    tail: Program, label: tuple[object, ...], scalars: Tensor, inputs: Inputs, context: Context
+) -> Start:
+    """The start where y_t is no sum of elements: what of a relevance of 1 at the tail's scalar
+    arrives at each output of the model, and the roll-up's field there."""
+    if name := takes_logarithms(tail):
+        raise NoStart(f"{label[0]!r} is no sum of logits, log-probabilities or losses ({name})")
     scalar = tail.output_nodes[0]
     values = execute(tail, None, inputs, set(tail.graph.nodes), attached=True)
     ones = torch.ones_like(values[scalar])
@@ -145,10 +129,11 @@ def _walked(
     rollup = rollup_plan_through(tail, (scalar,))
     field = propagate(rollup, detached, {scalar: field_of(ones)}, account=False).found
     nodes = dict(zip(tail.placeholders, context.program.output_nodes, strict=True))
-    return (
-        {nodes[leaf]: _as_output(r, nodes[leaf]) for leaf, r in relevance.items()},
-        {nodes[leaf]: _as_output(f, nodes[leaf], axis=2) for leaf, f in field.items()},
-    )
+    seeds = {nodes[leaf]: _as_output(r, nodes[leaf]) for leaf, r in relevance.items()}
+    if not any(bool(seed.any()) for seed in seeds.values()):
+        raise TargetError(NOTHING_ARRIVES, then=[TURN_SIGNS])
+    starts = {nodes[leaf]: _as_output(f, nodes[leaf], axis=2) for leaf, f in field.items()}
+    return Start(label, scalars, (Term(1.0, seeds),), starts, is_sum=False, at_elements=False)
 
 
 def _as_output(value: Tensor, node: fx.Node, axis: int = 1) -> Tensor:
