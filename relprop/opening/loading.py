@@ -50,10 +50,8 @@ def load(name: str, inputs: object, processor: Foreign, trust_remote_code: bool)
         if not config.exists():
             holds, then = "no config.json", "give a folder that save_pretrained wrote"
             if (folder / "adapter_config.json").exists():
-                holds, then = (
-                    "an adapter without its model",
-                    "load it with peft.AutoPeftModel and give the model",
-                )
+                holds = "an adapter without its model"
+                then = "load it with peft.AutoPeftModel and give the model"
             raise InputError(f"the folder {name!r} holds {holds}", then=[then])
         with refusing(f"config.json in {name!r} cannot be read", "save the model anew"):
             written = json.loads(config.read_text(encoding="utf-8"))
@@ -203,11 +201,8 @@ def _class(config: Foreign, name: str, trust_remote_code: bool) -> Foreign:
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
     named = (getattr(config, "architectures", None) or [""])[0]
-    own = [
-        r
-        for r in (getattr(config, "auto_map", None) or {}).values()
-        if isinstance(r, str) and r.rpartition(".")[2] == named
-    ]
+    written = (getattr(config, "auto_map", None) or {}).values()
+    own = [r for r in written if isinstance(r, str) and r.rpartition(".")[2] == named]
     if own and trust_remote_code:
         return get_class_from_dynamic_module(own[0], name)
     found = getattr(transformers, named, None) if named else None

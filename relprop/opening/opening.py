@@ -115,11 +115,8 @@ def _from_pipeline(pipe: Foreign, inputs: object, parts: SimpleNamespace) -> Pre
         def process(picture: object) -> Tensor:
             return _samples(pipe, picture, options)[0][0][name][0]
 
-        pictures = (
-            originals(name, items, process, batch[name])
-            if name and len(items) == len(samples)
-            else {}
-        )
+        each = name and len(items) == len(samples)  # item is a sample's picture
+        pictures = originals(name, items, process, batch[name]) if each else {}
         encodings, texts = zip(*records, strict=True) if len(records) == len(samples) else ((), ())
         return Prepared(batch, parts, encodings, pictures, () if None in texts else texts)
 
@@ -186,9 +183,8 @@ def _samples(
     probe = copy.copy(pipe)
     probe.tokenizer = None if pipe.tokenizer is None else _RecordingTokenizer(pipe.tokenizer)
     made = probe.preprocess(item, **options)
-    batches = [
-        for_model(chunk, pipe.model) for chunk in ([made] if isinstance(made, Mapping) else made)
-    ]
+    chunks = [made] if isinstance(made, Mapping) else made
+    batches = [for_model(chunk, pipe.model) for chunk in chunks]
     samples = [
         {name: t[i : i + 1] for name, t in b.items()}
         for b in batches

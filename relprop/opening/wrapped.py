@@ -44,21 +44,14 @@ def _held(model: object) -> object:
     if isinstance(model, nn.Module):
         if model._forward_hooks or model._forward_pre_hooks:
             return None
-        return (
-            model.module
-            if isinstance(model, (DataParallel, DistributedDataParallel))
-            else getattr(model, "_orig_mod", None)
-        )
+        parallel = isinstance(model, (DataParallel, DistributedDataParallel))
+        return getattr(model, "module" if parallel else "_orig_mod", None)
     original = getattr(model, "_torchdynamo_orig_callable", None)
     if original is not None:
         return original
     owner = getattr(model, "__self__", None)
-    return (
-        owner
-        if isinstance(owner, nn.Module)
-        and getattr(model, "__name__", "") in ("forward", "__call__", "_wrapped_call_impl")
-        else None
-    )
+    is_call = getattr(model, "__name__", "") in ("forward", "__call__", "_wrapped_call_impl")
+    return owner if is_call and isinstance(owner, nn.Module) else None
 
 
 def base_model(model: nn.Module) -> nn.Module:
@@ -105,25 +98,24 @@ def _opaque(module: nn.Module) -> Iterator[tuple[str, list[str]]]:
         )
 
 
+INSTEAD = {
+    "str": "model, inputs = relprop.open_model(name, inputs)   # loads it and prepares its inputs",
+    "function": (
+        "explain the module it calls, or an nn.Module that holds that module and whose forward is "
+        "this function"
+    ),
+}
+"""What to give in place of what is no module, by the name of its type."""
+
+
 def usable_model(model: object) -> nn.Module:
     """The module to explain: looked for inside what is wrapped around it; what no graph can hold,
     or no module at all, is refused."""
     inner = unwrapped(model)
     if not isinstance(inner, nn.Module):
         kind = type(model).__name__
-        then = {
-            "str": [
-                "model, inputs = relprop.open_model(name, inputs)   # loads it and prepares its "
-                "inputs"
-            ],
-            "function": [
-                (
-                    "explain the module it calls, or an nn.Module that holds that module and "
-                    "whose forward is this function"
-                )
-            ],
-        }
-        raise InputError(f"model is {kind}, not a torch.nn.Module", then=then.get(kind, []))
+        then = [INSTEAD[kind]] if kind in INSTEAD else []
+        raise InputError(f"model is {kind}, not a torch.nn.Module", then=then)
     refuse_opaque(inner)
     return inner
 
