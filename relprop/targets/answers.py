@@ -19,19 +19,14 @@ from relprop.tracer.program import Program
 
 
 def of_tokens(
-    output: ModelOutput, place: tuple[int, int], ids: Sequence[int], *, together: bool
-) -> tuple[Elements, ...]:
+    label: str, output: ModelOutput, place: tuple[int, int], ids: Sequence[int], *, together: bool
+) -> ChosenTarget:
     """The mean log-probability of the tokens ``ids`` of one text from the first to the last
     ``place``, each where the position before it predicts it; ``together``: as one part."""
-    first, last = place
-    count = last - first + 1
-    if together:
-        where = torch.tensor([[p - 1, int(ids[p])] for p in range(first, last + 1)])
-        return (Elements(output.node, where, 1 / count, log=True),)
-    return tuple(
-        Elements(output.node, (p - 1, int(ids[p])), 1 / count, log=True)
-        for p in range(first, last + 1)
-    )
+    where = [(p - 1, int(ids[p])) for p in range(place[0], place[1] + 1)]
+    parts: Sequence[tuple[int, ...] | Tensor] = [torch.tensor(where)] if together else where
+    found = (Elements(output.node, part, 1 / len(where), log=True) for part in parts)
+    return ChosenTarget(label, tuple(found))
 
 
 def texts_of(context: Context, target: Target, samples: Sequence[int]) -> list[list[int]]:
@@ -75,7 +70,7 @@ class Answer(Target):
         output, texts = class_output(context.program), texts_of(context, self, samples)
         places = [self._place(ids, decode, k) for k, ids in zip(samples, texts, strict=True)]
         return [
-            ChosenTarget(str(self), of_tokens(output, place, ids, together=self.together))
+            of_tokens(str(self), output, place, ids, together=self.together)
             for place, ids in zip(places, texts, strict=True)
         ]
 

@@ -73,8 +73,8 @@ class Span(Target):
                 f"{count - 1} are predicted"
             )
         label = str(Span(first, last))
-        made = (of_tokens(output, (first, last), ids, together=self.together) for ids in texts)
-        return [ChosenTarget(label, parts) for parts in made]
+        place, together = (first, last), self.together
+        return [of_tokens(label, output, place, ids, together=together) for ids in texts]
 
     def _texts(self, context: Context, samples: Sequence[int]) -> list[list[int]]:
         try:
