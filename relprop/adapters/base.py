@@ -6,6 +6,7 @@ be left out.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,7 @@ from relprop.adapters.processing import (
 from relprop.adapters.sound import measured_clock
 from relprop.adapters.texts import Text, decoded, recorded, with_turns, written
 from relprop.adapters.words import pieces_of, words_from_ids, words_from_record
-from relprop.errors import TargetError
+from relprop.errors import InputError, TargetError
 from relprop.tracer.binding import Inputs
 from relprop.tracer.modules import safe_getattr
 from relprop.tracer.offloaded import home_of
@@ -53,8 +54,11 @@ class Adapter:
         encodings = tuple(getattr(inputs, "encodings", None) or ())
         if processor is None or ready(inputs):
             return Prepared(_ids_first(inputs), processor, encodings, texts=texts_in(inputs))
+        if isinstance(inputs, (list, tuple)) and not inputs:
+            raise InputError("inputs is an empty list: there is nothing to explain")
         if not is_function_of_pictures(processor):
-            return _read(model, inputs, processor)
+            made = processed(model, inputs, processor)
+            return replace(made, inputs=_ids_first(made.inputs), texts=texts_in(inputs))
         things = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
         try:
             tensors = torch.stack([processor(thing) for thing in things]).to(home_of(model)[0])
@@ -71,13 +75,7 @@ class Adapter:
     def label_index(self, model: nn.Module, label: str) -> int | None:
         """The class index of a label, or ``None`` if the model knows no such label. Raises
         ``TargetError`` for a label of several classes."""
-        found = [i for i, known in enumerate(self.labels(model)) if known == label]
-        if len(found) > 1:
-            raise TargetError(
-                f"label {label!r} is that of {len(found)} classes, "
-                f"{', '.join(map(str, found))}: give the index"
-            )
-        return found[0] if found else None
+        return only_class(label, enumerate(self.labels(model)))
 
     def labels(self, model: nn.Module) -> tuple[str, ...]:
         """The labels the model knows, in order of class index."""
@@ -195,12 +193,14 @@ class Adapter:
         return _clocks[key]
 
 
-def _read(model: nn.Module, inputs: Any, processor: Any) -> Prepared:
-    """What a processor of transformers makes of a thing."""
-    made = processed(model, inputs, processor)
-    known = tuple(getattr(made.inputs, "encodings", None) or ())
-    first = _ids_first(made.inputs)
-    return replace(made, inputs=first, encodings=known, texts=texts_in(inputs))
+def only_class(label: str, names: Iterable[tuple[Any, str]]) -> int | None:
+    """The index of the class that has this name, if any has. Raises ``TargetError`` where several
+    have."""
+    found = [int(k) for k, known in names if known == label]
+    if len(found) > 1:
+        fact = f"label {label!r} is that of {len(found)} classes, {', '.join(map(str, found))}"
+        raise TargetError(f"{fact}: give the index")
+    return found[0] if found else None
 
 
 def _ids_first(inputs: Any) -> Any:
@@ -220,8 +220,7 @@ def _measured(extractor: Any, name: str) -> tuple[int, float] | None:
     rate = int(extractor.sampling_rate)
 
     def extract(sound: np.ndarray) -> Tensor:
-        tensor: Tensor = extractor(sound, sampling_rate=rate, return_tensors="pt")[name]
-        return tensor
+        return extractor(sound, sampling_rate=rate, return_tensors="pt")[name]
 
     try:
         return measured_clock(extract, rate)

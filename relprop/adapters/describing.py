@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,24 +13,11 @@ from relprop.adapters.given import Given, Word
 from relprop.adapters.texts import Text
 from relprop.errors import InputError
 
-
-class Places(Protocol):
-    """Where tokens came from: see ``relprop.layout.Layout``."""
-
-    @property
-    def source(self) -> Tensor: ...
-
-    @property
-    def spans(self) -> Tensor | None: ...
-
-    @property
-    def extent(self) -> tuple[int, ...]: ...
-
-    @property
-    def axes(self) -> tuple[int, ...]: ...
+if TYPE_CHECKING:
+    from relprop.layout import Layout
 
 
-def describe(adapter: Adapter, model: nn.Module, given: Given, places: Places) -> dict[str, Any]:
+def describe(adapter: Adapter, model: nn.Module, given: Given, places: Layout) -> dict[str, Any]:
     """The fields of ``TokenScores`` that say what the tokens are: content, padding, labels, words,
     texts, the clock, the original pictures."""
     return {
@@ -53,7 +40,7 @@ def _originals(given: Given) -> dict[str, Any]:
     return {"originals": tuple(one for (one,) in known)}
 
 
-def _patches(given: Given, places: Places) -> dict[str, Any]:
+def _patches(given: Given, places: Layout) -> dict[str, Any]:
     """Where the tokens are in their pictures, of an input that holds these as rows of patches:
     each token made of equally many, which are a rectangle."""
     known = given.prepared.patches.get(given.stream)
@@ -84,14 +71,14 @@ def _patches(given: Given, places: Places) -> dict[str, Any]:
     }
 
 
-def _clock(known: tuple[int, float] | None, places: Places) -> tuple[int, float] | None:
+def _clock(known: tuple[int, float] | None, places: Layout) -> tuple[int, float] | None:
     """The axis of positions that is time, with the seconds of a step."""
     if known is None or known[0] not in places.axes:
         return None
     return places.axes.index(known[0]), known[1]
 
 
-def _content(known: Tensor | None, given: Given, places: Places) -> Tensor:
+def _content(known: Tensor | None, given: Given, places: Layout) -> Tensor:
     """Which tokens are content: those made from the input, the middle of what they were made from
     being content."""
     placed = (places.source >= 0).expand(given.batch, -1)
@@ -104,7 +91,7 @@ def _content(known: Tensor | None, given: Given, places: Places) -> Tensor:
     return placed if known is None else placed & _at_middles(known.cpu(), places)
 
 
-def _padding(known: Tensor | None, places: Places) -> Tensor | None:
+def _padding(known: Tensor | None, places: Layout) -> Tensor | None:
     """Which tokens were made from padding, the middle of what they were made from being that;
     ``None`` where that or their places are not known."""
     if known is None or places.spans is None:
@@ -112,7 +99,7 @@ def _padding(known: Tensor | None, places: Places) -> Tensor | None:
     return _at_middles(known, places) & (places.source >= 0)
 
 
-def _at_middles(known: Tensor, places: Places) -> Tensor:
+def _at_middles(known: Tensor, places: Layout) -> Tensor:
     """What is known of positions, at the middle of the positions each token was made from."""
     assert places.spans is not None
     middle = ((places.spans.sum(-1) - 1) / 2).floor().long()
@@ -125,7 +112,7 @@ def _at_middles(known: Tensor, places: Places) -> Tensor:
 
 
 def _for_all(
-    adapter: Adapter, known: list[list[str]] | None, given: Given, places: Places
+    adapter: Adapter, known: list[list[str]] | None, given: Given, places: Layout
 ) -> list[list[str]] | None:
     """Labels as an adapter gives them. Raises ``InputError`` where a sample or a position that a
     token was made from has none."""
@@ -145,19 +132,15 @@ def _for_all(
     )
 
 
-def _labels(known: list[list[str]] | None, places: Places) -> list[list[str]] | None:
+def _labels(known: list[list[str]] | None, places: Layout) -> list[list[str]] | None:
     """Each token's label: that of its position, or all of those it was made from."""
     if known is None:
         return None
-    if places.spans is None or len(places.extent) != 1:
-        return [
-            [row[i] if 0 <= i < len(row) else "" for i in places.source.tolist()] for row in known
-        ]
-    spans = [(max(int(a), 0), max(int(b), 0)) for a, b in places.spans[:, 0].tolist()]
+    spans = _positions(places)
     return [[" ".join(row[a:b]) for a, b in spans] for row in known]
 
 
-def _words(known: list[list[Word]] | None, places: Places) -> list[list[Word]] | None:
+def _words(known: list[list[Word]] | None, places: Layout) -> list[list[Word]] | None:
     """Words as the tokens they are made of."""
     if known is None:
         return None
@@ -168,31 +151,31 @@ def _words(known: list[list[Word]] | None, places: Places) -> list[list[Word]] |
     ]
 
 
-def _texts(known: list[Text] | None, places: Places) -> list[Text] | None:
+def _texts(known: list[Text] | None, places: Layout) -> list[Text] | None:
     """Each token's characters: all of those that the positions it was made from have."""
     if known is None:
         return None
-    spans: list[list[int]] = [[] for _ in places.source.tolist()]
-    for position, tokens in _tokens_at(places).items():
-        for token in tokens:
-            spans[token].append(position)
-    return [text._replace(spans=[_whole(text, positions) for positions in spans]) for text in known]
+    spans = _positions(places)
+    return [text._replace(spans=[_whole(text, *span) for span in spans]) for text in known]
 
 
-def _whole(text: Text, positions: list[int]) -> tuple[int, int]:
-    found = [text.spans[p] for p in positions if p < len(text.spans)]
-    found = [(a, b) for a, b in found if a < b]
+def _whole(text: Text, first: int, end: int) -> tuple[int, int]:
+    found = [(a, b) for a, b in text.spans[first:end] if a < b]
     return (min(a for a, _ in found), max(b for _, b in found)) if found else (0, 0)
 
 
-def _tokens_at(places: Places) -> dict[int, list[int]]:
+def _positions(places: Layout) -> list[tuple[int, int]]:
+    """The first position that each token was made from, and the one after the last."""
+    spans = torch.stack([places.source, places.source + 1], 1)
+    if places.spans is not None and len(places.extent) == 1:
+        spans = places.spans[:, 0]
+    return [(int(a), int(b)) for a, b in spans.clamp(min=0).tolist()]
+
+
+def _tokens_at(places: Layout) -> dict[int, list[int]]:
     """The tokens that were made from each position."""
-    if places.spans is None or len(places.extent) != 1:
-        spans = [(i, i + 1) for i in places.source.tolist()]
-    else:
-        spans = [(int(a), int(b)) for a, b in places.spans[:, 0].tolist()]
     tokens: dict[int, list[int]] = defaultdict(list)
-    for token, (first, end) in enumerate(spans):
-        for position in range(max(first, 0), end):
+    for token, (first, end) in enumerate(_positions(places)):
+        for position in range(first, end):
             tokens[position].append(token)
     return tokens

@@ -8,10 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from relprop.adapters.patches import Patches
-from relprop.adapters.pictures import Original
+from relprop.adapters.pictures import Original, Patches
 from relprop.adapters.rgb import is_picture
-from relprop.errors import InputError, first_line, message
+from relprop.errors import InputError, first_line
 from relprop.tracer.advice import made_of
 
 Word = tuple[str, list[int]]
@@ -47,17 +46,14 @@ class Prepared:
 
     def part(self, first: int, count: int) -> Prepared:
         """The same for some samples."""
-
-        def cut(given: tuple[Any, ...]) -> tuple[Any, ...]:
-            return given[first : first + count]
-
+        some = slice(first, first + count)
         return replace(
             self,
             inputs=None,
-            encodings=cut(self.encodings),
-            originals={name: cut(o) for name, o in self.originals.items()},
-            texts=cut(self.texts),
-            seen=None if self.seen is None else self.seen[first : first + count],
+            encodings=self.encodings[some],
+            originals={name: o[some] for name, o in self.originals.items()},
+            texts=self.texts[some],
+            seen=None if self.seen is None else self.seen[some],
         )
 
 
@@ -91,13 +87,11 @@ def ready(inputs: Any) -> bool:
 def cannot_prepare(thing: Any, processor: Any, error: Exception) -> InputError:
     """The error for a thing that the processor does not take."""
     return InputError(
-        message(
-            f"processor {type(processor).__name__} does not read {type(thing).__name__}: "
-            f"{first_line(error)}",
-            then=made_of(thing, read=True)
-            or [
-                "prepare the inputs yourself and give the model's own: "
-                "inputs=processor(...), processor=processor"
-            ],
-        )
+        f"processor {type(processor).__name__} does not read {type(thing).__name__}: "
+        f"{first_line(error)}",
+        then=made_of(thing, read=True)
+        or [
+            "prepare the inputs yourself and give the model's own: "
+            "inputs=processor(...), processor=processor"
+        ],
     )

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from relprop.adapters.base import Adapter
+from relprop.adapters.base import Adapter, only_class
 from relprop.adapters.given import Given, Prepared, ready
 from relprop.adapters.masks import config_ids, last_seen
 from relprop.adapters.processing import kind_of, tokenizer_of
-from relprop.errors import InputError, TargetError
+from relprop.errors import InputError
 from relprop.tracer.advice import made_of
 from relprop.tracer.binding import Inputs
 from relprop.tracer.modules import safe_getattr
@@ -77,16 +77,9 @@ class HuggingFace(Adapter):
 
     def label_index(self, model: nn.Module, label: str) -> int | None:
         """From ``config.id2label``, then ``config.label2id``."""
-        found = [int(k) for k, known in _names(model).items() if known == label]
-        if len(found) > 1:
-            raise TargetError(
-                f"label {label!r} is that of {len(found)} classes, "
-                f"{', '.join(map(str, found))}: give the index"
-            )
+        found = only_class(label, _names(model).items())
         other = (_of_config(model, "label2id") or {}).get(label)
-        if found:
-            return found[0]
-        return None if other is None else int(other)
+        return int(other) if found is None and other is not None else found
 
     def labels(self, model: nn.Module) -> tuple[str, ...]:
         """From ``config.id2label``."""

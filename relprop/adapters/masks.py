@@ -131,18 +131,13 @@ def special_ids(tokenizer: Any) -> set[int]:
 
 def config_ids(config: Any) -> set[int]:
     """The special ids that a config and its parts name."""
-    return {
-        int(v)
-        for value in _config_values(config)
-        for v in (value if isinstance(value, (list, tuple)) else [value])
-        if isinstance(v, int) and v >= 0
-    }
+    return {int(v) for v in _config_values(config) if isinstance(v, int) and v >= 0}
 
 
 def _config_values(config: Any, depth: int = 2) -> Iterator[Any]:
     """The special ids of a config and of the configs in it."""
     for name, value in vars(config).items():
         if SPECIAL.search(name):
-            yield value
+            yield from value if isinstance(value, (list, tuple)) else [value]
         elif depth and hasattr(value, "model_type"):
             yield from _config_values(value, depth - 1)

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from relprop.adapters.given import Prepared, cannot_prepare
 from relprop.adapters.masks import positions_of
-from relprop.adapters.patches import patches, whole_originals
-from relprop.adapters.pictures import found_originals
+from relprop.adapters.pictures import found_originals, patches, whole_originals
 from relprop.adapters.rgb import as_rgb, is_picture
 from relprop.errors import AmbiguityWarning, InputError, RelpropError, warn
 from relprop.tracer.binding import wrapped
@@ -82,7 +81,8 @@ def processed(model: nn.Module, inputs: Any, processor: Any) -> Prepared:
     untold = isinstance(mask, Tensor) and not (mask.all() or "attention_mask" in found)
     if isinstance(found, Tensor):
         known = {k: dict.fromkeys(["input_0"], *v.values()) for k, v in known.items() if v}
-    return Prepared(found, processor, seen=mask != 0 if untold else None, **known)
+    seen, records = mask != 0 if untold else None, tuple(getattr(found, "encodings", None) or ())
+    return Prepared(found, processor, records, seen=seen, **known)
 
 
 def _with_pictures(model: nn.Module, inputs: Any, images: Any, *, files: bool) -> Any:
@@ -113,18 +113,14 @@ def _with_pictures(model: nn.Module, inputs: Any, images: Any, *, files: bool) -
 
 def _made(model: nn.Module, inputs: Any, processor: Any) -> Any:
     """What the part of the processor makes of ``inputs`` that is for their kind."""
-    if isinstance(inputs, (list, tuple)) and not inputs:
-        raise InputError("inputs is an empty list: there is nothing to explain")
-    kind = "" if isinstance(inputs, Mapping) else kind_of(inputs)
     tokenizer, images = tokenizer_of(processor), image_processor_of(processor)
-    extractor = feature_extractor_of(processor)
     if isinstance(inputs, Mapping):
-        padding = (
-            {"padding": True} if tokenizer is not None and _several(inputs.get("text")) else {}
-        )
+        pads = tokenizer is not None and _several(inputs.get("text"))
+        padding = {"padding": True} if pads else {}
         return processor(**padding | dict(inputs), return_tensors="pt")
+    kind, extractor = kind_of(inputs), feature_extractor_of(processor)
     if kind == "text" and tokenizer is not None:
-        if isinstance(inputs, tuple) and len(inputs) == 2 and all(map(_is_text, inputs)):
+        if isinstance(inputs, tuple) and len(texts_in(inputs)) == 2:
             fact = "a tuple of two texts is read as two samples, not as a pair"
             then = ["a list of two texts, or inputs={'text': FIRST, 'text_pair': SECOND}"]
             warn(AmbiguityWarning(fact, then=then))
@@ -163,10 +159,6 @@ def waves(sound: Any) -> Any:
     return (sound / half - (sound.dtype.kind == "u")).astype(np.float32)
 
 
-def _is_text(thing: Any) -> bool:
-    return isinstance(thing, str)
-
-
 def _several(things: Any) -> bool:
     return isinstance(things, (list, tuple)) and len(things) > 1
 
@@ -184,14 +176,10 @@ def _refuse_flattened(pictures: Any, made: Any) -> None:
     nested = isinstance(pictures, (list, tuple)) and any(
         isinstance(one, (list, tuple)) and len(one) > 1 for one in pictures
     )
-    if nested and "input_ids" not in made and any(v.dim() == 4 for v in _images_in(made)):
+    if nested and "input_ids" not in made and any(_is_image(v, (4,)) for v in made.values()):
         fact = "a list of lists of pictures: the processor makes a sample of each picture"
         then = ["one list: [picture for pictures in inputs for picture in pictures]"]
         raise InputError(fact, then=then)
-
-
-def _images_in(made: Any) -> list[Tensor]:
-    return [made[name] for name in made if _is_image(made[name])]
 
 
 def _pictures_in(inputs: Any) -> Any:
@@ -243,8 +231,8 @@ def _by_sample(pictures: Any, batch: int | None) -> list[list[Any]]:
     return [some] if batch == 1 else [[one] for one in some]
 
 
-def _is_image(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() in (2, 4, 5) and value.is_floating_point()
+def _is_image(value: Any, axes: tuple[int, ...] = (2, 4, 5)) -> bool:
+    return isinstance(value, Tensor) and value.dim() in axes and value.is_floating_point()
 
 
 def _accepted(model: nn.Module, made: Any, processor: Any) -> Any:

@@ -5,12 +5,15 @@ the tokenizer's own chat template."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import product
 from typing import Any, NamedTuple
 
 Span = tuple[int, int]
 UNFINISHED = "\ufffd"  # what a part of a character is decoded to
+_known: dict[str, str] = {}
+"""The pattern of each template that has been looked at."""
 WINDOW = 6  # tokens that are decoded together with the next one
 SAID = tuple(f"7{name}7" for name in ("system", "first", "answer", "second"))
 """What the turns say whose template is looked at: nothing that a template would change."""
@@ -64,7 +67,7 @@ def decoded(ids: Sequence[int], tokenizer: Any, known: Text | None = None) -> Te
     for i in range(len(spans), len(ids)):
         first = max(0, i - WINDOW)
         old, new = read(ids[first:i]).rstrip(UNFINISHED), read(ids[first : i + 1])
-        added = new[len(old) :] if new.startswith(old) else new[_alike(old, new) :]
+        added = new[_alike(old, new) :]
         done = not new.endswith(UNFINISHED)
         spans.append((len(text), len(text) + len(added) * done))
         if done:
@@ -86,43 +89,29 @@ def with_turns(text: Text, tokenizer: Any) -> Text:
     template = getattr(tokenizer, "chat_template", None)
     if not isinstance(template, str):
         return text
-    marks = _marks(template, lambda turns, go_on: _rendered(tokenizer, turns, go_on))
+    if template not in _known:
+        _known[template] = _marks(tokenizer)
+    marks = _known[template]
     return text._replace(turns=_between(text.text, marks)) if marks else text
 
 
-def _rendered(tokenizer: Any, turns: Any, go_on: bool) -> str:
-    made = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=go_on)
-    return str(made)
-
-
-_known: dict[str, str] = {}
-
-
-def _marks(template: str, render: Callable[[Any, bool], str]) -> str:
+def _marks(tokenizer: Any) -> str:
     """A pattern of all that the template writes between turns, before the first and behind the
     last; "" where it writes nothing or takes no chat."""
-    if template not in _known:
-        system, first, answer, second = SAID
-        user = {"role": "user", "content": first}
-        replied = {"role": "assistant", "content": answer}
-        again = {"role": "user", "content": second}
-        instruction = {"role": "system", "content": system}
-        chats = ([user, replied, again], [user, replied], [user], [instruction, user])
-        found = {
-            m for chat in chats for go_on in (False, True) for m in _written(render, chat, go_on)
-        }
-        marks = sorted((m for m in found if not _holds_a_turn(m, found)), key=len, reverse=True)
-        _known[template] = "|".join(map(_loose, marks))
-    return _known[template]
+    roles = ("system", "user", "assistant", "user")
+    said = [{"role": role, "content": text} for role, text in zip(roles, SAID, strict=True)]
+    chats = (said[1:], said[1:3], said[1:2], said[:2])
+    both = product(chats, (False, True))
+    found = {mark for chat, go_on in both for mark in _around(tokenizer, chat, go_on)}
+    marks = sorted((m for m in found if not _holds_a_turn(m, found)), key=len, reverse=True)
+    return "|".join(map(_loose, marks))
 
 
-def _written(
-    render: Callable[[Any, bool], str], chat: list[dict[str, str]], go_on: bool
-) -> set[str]:
+def _around(tokenizer: Any, chat: list[dict[str, str]], go_on: bool) -> set[str]:
     """What a template writes around the turns of a chat; nothing if it refuses the chat."""
     contents = [turn["content"] for turn in chat]
     try:
-        made = render(chat, go_on)
+        made = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=go_on))
     except Exception:  # templates refuse chats by errors of any kind
         return set()
     if not all(text in made for text in contents):

@@ -13,7 +13,6 @@ from torch import nn
 from relprop.adapters.base import Adapter
 from relprop.adapters.given import Prepared, ready
 from relprop.adapters.rgb import as_rgb
-from relprop.errors import InputError
 
 READY = (
     "inputs = relprop.data.image_transform(model)[1](torch.from_numpy(picture).movedim(-1, 0)[None]"
@@ -37,8 +36,6 @@ class Timm(Adapter):
             processor, channels = _transform(model), _config(model).get("input_size", (3,))[0]
             many = isinstance(inputs, (list, tuple)) or getattr(inputs, "ndim", 0) == 4
             some = list(inputs) if many else [inputs]
-            if not some:
-                raise InputError("inputs is an empty list: there is nothing to explain")
             inputs = [as_rgb(one, channels=channels, ready=READY) for one in some]
         return super().prepare(model, inputs, processor)
 

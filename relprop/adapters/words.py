@@ -9,27 +9,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Word = tuple[str, list[int]]
 STARTS, ENDS, CONTINUES = ("▁", "Ġ"), "</w>", "##"  # common signs, where only the pieces are known
 
 
+@dataclass
 class Pieces:
     """One sample's pieces. ``special``: which are no part of the text. ``ids``: the tokenizer's own
     word of each, if known."""
 
-    def __init__(
-        self,
-        pieces: Sequence[str],
-        special: Sequence[bool],
-        ids: Sequence[Any] | None = None,
-        tokenizer: Any = None,
-    ) -> None:
-        self.pieces, self.special, self.ids, self.tokenizer = pieces, special, ids, tokenizer
-        self.spaced = tokenizer is not None and " " in self.text(["x", "y"])
-        self.starts = any(p.startswith(STARTS) for p in pieces)
-        self.ends = any(p.endswith(ENDS) for p in pieces)
+    pieces: Sequence[str]
+    special: Sequence[bool]
+    ids: Sequence[Any] | None = None
+    tokenizer: Any = None
+
+    def __post_init__(self) -> None:
+        self.spaced = self.tokenizer is not None and " " in self.text(["x", "y"])
+        self.starts = any(p.startswith(STARTS) for p in self.pieces)
+        self.ends = any(p.endswith(ENDS) for p in self.pieces)
 
     def words(self) -> list[Word]:
         """The words in order, each with the positions of its pieces."""

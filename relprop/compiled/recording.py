@@ -24,8 +24,8 @@ from relprop.runner.input_study import InputStudy
 from relprop.runner.needs import Needs
 from relprop.runner.numbers import Numbers, at_input, over_attention
 from relprop.runner.run import Described, Part, Run, forward_pass
-from relprop.targets.outputs import class_output
-from relprop.targets.start import Start, has_batch_axis
+from relprop.targets.outputs import class_output, has_batch_axis
+from relprop.targets.start import Start
 from relprop.tracer.binding import Inputs
 from relprop.tracer.facts import is_floating
 from relprop.tracer.surroundings import TRACING, unwarned

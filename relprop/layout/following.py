@@ -7,15 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, fx
 
-from relprop.layout.reach import (
-    NOWHERE,
-    Reaches,
-    compact,
-    hull,
-    merged,
-    of_input,
-    with_rank,
-)
+from relprop.layout.reach import NOWHERE, Reaches, compact, hull, merged, with_rank
 from relprop.layout.windows import columns, convolution, padded, pool, resized
 from relprop.operations import MOVES, Kind, argument, function_of, kind, listed, operand
 from relprop.tracer.calls import template
@@ -112,7 +104,7 @@ def _indexed(node: fx.Node, reaches: Reaches) -> Tensor | None:
     nothing changes."""
     if operand(node) not in reaches:
         return None
-    reach = of_input(node, reaches)
+    reach = reaches[operand(node)]
     places = [(axis, index) for axis, index in enumerate(listed(node, 1)) if index is not None]
     if len(places) != 1 or val(places[0][1]).dim() != 1:
         return None
@@ -120,7 +112,7 @@ def _indexed(node: fx.Node, reaches: Reaches) -> Tensor | None:
 
 
 def _linear(node: fx.Node, reaches: Reaches) -> Tensor | None:
-    return hull(of_input(node, reaches), (-1,)) if operand(node) in reaches else None
+    return hull(reaches[operand(node)], (-1,)) if operand(node) in reaches else None
 
 
 def _matmul(node: fx.Node, reaches: Reaches) -> Tensor | None:
@@ -137,7 +129,7 @@ def _matmul(node: fx.Node, reaches: Reaches) -> Tensor | None:
 
 def _reduced(node: fx.Node, reaches: Reaches) -> Tensor:
     """The hull over the axes that a sum, a maximum or a statistic takes away."""
-    reach, dims = of_input(node, reaches), argument(node, "dim")
+    reach, dims = reaches[operand(node)], argument(node, "dim")
     rank = reach.dim() - 1
     gone = [d % rank + 1 for d in ([dims] if isinstance(dims, int) else dims or range(rank))]
     reach = hull(reach, gone)

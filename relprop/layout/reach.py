@@ -16,16 +16,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import operand
-
 NOWHERE = torch.tensor([math.inf, -math.inf, math.inf, -math.inf], dtype=torch.float64)
 Reaches = Mapping[fx.Node, Tensor]
 """The reach of each node that is known so far, (4, *the shape of its value)."""
-
-
-def of_input(node: fx.Node, reaches: Reaches) -> Tensor:
-    """The reach of the tensor that an op reads first."""
-    return reaches[operand(node)]
 
 
 def hull(reach: Tensor, axes: Sequence[int]) -> Tensor:

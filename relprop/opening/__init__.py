@@ -2,7 +2,6 @@
 texts and pictures), made into a module and tensors. Nothing is captured or explained here."""
 
 from relprop.opening.opening import open_model, opened
-from relprop.opening.usable import check_devices, usable_model
-from relprop.opening.wrapped import base_model
+from relprop.opening.wrapped import base_model, check_devices, usable_model
 
 __all__ = ["base_model", "check_devices", "open_model", "opened", "usable_model"]

@@ -1,20 +1,31 @@
 """Models by id or folder: which library, which class, and what reads their inputs. The libraries
-are imported when they are first asked for."""
+are imported when they are first asked for.
+
+What a folder's settings may ask for is bounded, before anything is made: a model of a billion
+layers is refused by its settings, and one that is larger than the machine while it is being made.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
 import json
-from collections.abc import Iterable
+import re
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from torch import nn
+import psutil
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from relprop.adapters.given import ready
-from relprop.errors import InputError, message
-from relprop.opening.bounds import bounded, refuse_counts
+from relprop.errors import InputError
 from relprop.opening.rows import Foreign, refusing
 
 ELSEWHERE = (
@@ -39,11 +50,9 @@ def load(name: str, inputs: object, processor: Foreign, trust_remote_code: bool)
         if not config.exists():
             holds, then = "no config.json", "give a folder that save_pretrained wrote"
             if (folder / "adapter_config.json").exists():
-                holds, then = (
-                    "an adapter without its model",
-                    "load it with peft.AutoPeftModel and give the model",
-                )
-            raise InputError(message(f"the folder {name!r} holds {holds}", then=[then]))
+                holds = "an adapter without its model"
+                then = "load it with peft.AutoPeftModel and give the model"
+            raise InputError(f"the folder {name!r} holds {holds}", then=[then])
         with refusing(f"config.json in {name!r} cannot be read", "save the model anew"):
             written = json.loads(config.read_text(encoding="utf-8"))
             if not isinstance(written, dict):
@@ -192,11 +201,8 @@ def _class(config: Foreign, name: str, trust_remote_code: bool) -> Foreign:
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
     named = (getattr(config, "architectures", None) or [""])[0]
-    own = [
-        r
-        for r in (getattr(config, "auto_map", None) or {}).values()
-        if isinstance(r, str) and r.rpartition(".")[2] == named
-    ]
+    written = (getattr(config, "auto_map", None) or {}).values()
+    own = [r for r in written if isinstance(r, str) and r.rpartition(".")[2] == named]
     if own and trust_remote_code:
         return get_class_from_dynamic_module(own[0], name)
     found = getattr(transformers, named, None) if named else None
@@ -210,3 +216,63 @@ def _class(config: Foreign, name: str, trust_remote_code: bool) -> Foreign:
         f"the config of {name!r} {fact}",
         then=["load the model with the class it is of, and give the model"],
     )
+
+
+#: More layers or labels than this is no model. Sizes are bounded by memory instead.
+MOST_PARTS = 10**6
+#: More parameters and buffers, each a tensor of its own, than any model has.
+MOST_TENSORS = 100_000
+_COUNTS = re.compile("layer|block|stage|expert|head|label|depth|group|codebook")
+_THEN = "if this is meant, load the model yourself and give it"
+
+
+def refuse_counts(settings: object, name: str, key: str = "") -> None:
+    """Raise ``InputError`` where settings, or settings within them, count more than a million of
+    something: libraries make a list of them before the first is built."""
+    if isinstance(settings, dict):
+        for k, value in settings.items():
+            refuse_counts(value, name, str(k))
+    elif isinstance(settings, list):
+        for value in settings:
+            refuse_counts(value, name, key)
+    elif isinstance(settings, int) and settings > MOST_PARTS and _COUNTS.search(key):
+        number = str(settings) if settings < 10**18 else f"10^{len(str(settings)) - 1}"
+        fact = f"the settings of {name!r} ask for {key}={number}, more than {MOST_PARTS}"
+        raise InputError(fact, then=[_THEN])
+
+
+@contextmanager
+def bounded(name: str) -> Iterator[None]:
+    """Raise ``InputError`` as soon as modules that this thread makes have more tensors than any
+    model, or more bytes than memory is free. Of a model made without values nothing has been
+    allocated then; of any other, no tensor beyond the limit has been filled."""
+    memory = psutil.virtual_memory().available + psutil.swap_memory().free
+    thread, made, taken = threading.get_ident(), 0, 0
+
+    def count(module: nn.Module, own: str, tensor: Tensor | None) -> None:
+        nonlocal made, taken
+        if (
+            tensor is None
+            or threading.get_ident() != thread
+            or getattr(module, own, None) is not None
+        ):
+            return  # another's, or values for a tensor that has been counted
+        made, taken = made + 1, taken + tensor.numel() * tensor.element_size()
+        if made > MOST_TENSORS:
+            raise InputError(f"{name!r} asks for more than {MOST_TENSORS} parameters", then=[_THEN])
+        if taken > memory:
+            fact = (
+                f"{name!r} takes at least {taken / 1e9:.3g} GB of memory, of which "
+                f"{memory / 1e9:.3g} GB are free"
+            )
+            raise InputError(fact, then=["free memory", _THEN])
+
+    hooks = [
+        register_module_parameter_registration_hook(count),
+        register_module_buffer_registration_hook(count),
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -25,11 +25,10 @@ from relprop.adapters.pictures import originals
 from relprop.adapters.processing import texts_in, waves
 from relprop.adapters.rgb import as_rgb, is_picture
 from relprop.error_boundary import guarded
-from relprop.errors import InputError, OptionError, message
+from relprop.errors import InputError, OptionError
 from relprop.opening.loading import load
 from relprop.opening.rows import Foreign, Rows, for_model, joined, refusing
-from relprop.opening.usable import usable_model
-from relprop.opening.wrapped import base_model
+from relprop.opening.wrapped import base_model, usable_model
 
 
 @guarded
@@ -66,8 +65,6 @@ def opened(
         raise OptionError(
             "trust_remote_code is for a model given by id or folder; this one is loaded already"
         )
-    if isinstance(inputs, Prepared):
-        return usable_model(model), inputs
     pipelines = sys.modules.get("transformers.pipelines.base")
     pipeline: Any = getattr(pipelines, "Pipeline", ())  # while it is imported, there are none
     if isinstance(model, pipeline):
@@ -75,13 +72,10 @@ def opened(
             raise OptionError(
                 "processor is for a model without one; a pipeline reads its inputs itself"
             )
-        module, parts = (
-            usable_model(model.model),
-            SimpleNamespace(**{name: getattr(model, name, None) for name in PARTS}),
-        )
-        return module, Prepared(inputs, parts) if ready(inputs) else _from_pipeline(
-            model, inputs, parts
-        )
+        module = usable_model(model.model)
+        parts = SimpleNamespace(**{name: getattr(model, name, None) for name in PARTS})
+        given = Prepared(inputs, parts) if ready(inputs) else _from_pipeline(model, inputs, parts)
+        return module, given
     module = usable_model(model)
     return module, prepared(module, inputs, processor)
 
@@ -121,11 +115,8 @@ def _from_pipeline(pipe: Foreign, inputs: object, parts: SimpleNamespace) -> Pre
         def process(picture: object) -> Tensor:
             return _samples(pipe, picture, options)[0][0][name][0]
 
-        pictures = (
-            originals(name, items, process, batch[name])
-            if name and len(items) == len(samples)
-            else {}
-        )
+        each = name and len(items) == len(samples)  # item is a sample's picture
+        pictures = originals(name, items, process, batch[name]) if each else {}
         encodings, texts = zip(*records, strict=True) if len(records) == len(samples) else ((), ())
         return Prepared(batch, parts, encodings, pictures, () if None in texts else texts)
 
@@ -192,9 +183,8 @@ def _samples(
     probe = copy.copy(pipe)
     probe.tokenizer = None if pipe.tokenizer is None else _RecordingTokenizer(pipe.tokenizer)
     made = probe.preprocess(item, **options)
-    batches = [
-        for_model(chunk, pipe.model) for chunk in ([made] if isinstance(made, Mapping) else made)
-    ]
+    chunks = [made] if isinstance(made, Mapping) else made
+    batches = [for_model(chunk, pipe.model) for chunk in chunks]
     samples = [
         {name: t[i : i + 1] for name, t in b.items()}
         for b in batches
@@ -202,9 +192,7 @@ def _samples(
     ]
     if not samples:
         raise InputError(
-            message(
-                "the pipeline gives its model no tensor that its forward takes by name",
-                then=["explain the pipeline's model with tensors of yours"],
-            )
+            "the pipeline gives its model no tensor that its forward takes by name",
+            then=["explain the pipeline's model with tensors of yours"],
         )
     return samples, probe.tokenizer.recorded if probe.tokenizer is not None else []

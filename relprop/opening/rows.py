@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from relprop.errors import InputError, message
+from relprop.errors import InputError
 from relprop.opening.wrapped import base_model
 from relprop.tracer.offloaded import home_of
 
@@ -90,6 +90,4 @@ def refusing(fact: str, then: str) -> Iterator[None]:
         line = next(
             (line.strip() for line in str(error).splitlines() if line.strip()), "no message"
         )
-        raise InputError(
-            message(f"{fact}: {type(error).__name__}: {line[:300]}", then=[then])
-        ) from error
+        raise InputError(f"{fact}: {type(error).__name__}: {line[:300]}", then=[then]) from error

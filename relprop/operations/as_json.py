@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from relprop.errors import InputError
-from relprop.operations.lookup import Operator
+from relprop.operations import Operator
 
 #: What may be named beside operators: what sizes are worked out by, and parts of results.
 OF_PYTHON: dict[str, Operator] = {

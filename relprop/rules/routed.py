@@ -11,8 +11,7 @@ from torch import Tensor
 
 from relprop.operations import Operator
 from relprop.operations.looking import SampleBySample, cannot_look
-from relprop.operations.routed import rows_of
-from relprop.operations.vocabulary import grouped_linear
+from relprop.operations.vocabulary import grouped_linear, rows_of
 from relprop.rules.call import Call, Operand, Split, Total, as_given, sum_of
 from relprop.rules.rule import Rule
 

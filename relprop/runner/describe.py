@@ -24,8 +24,7 @@ from relprop.runner.needs import Needs
 from relprop.runner.run import Part, Run
 from relprop.runner.session import Session
 from relprop.targets.answers import Rather
-from relprop.targets.outputs import class_output, probability
-from relprop.targets.start import has_batch_axis
+from relprop.targets.outputs import class_output, has_batch_axis, probability
 
 #: What transformers calls classes that nobody has named.
 NOBODYS = re.compile(r"LABEL_\d+")

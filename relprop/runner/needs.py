@@ -21,8 +21,8 @@ from relprop.plan import Plan
 from relprop.runner.positions import PositionScores
 from relprop.runner.question import Question
 from relprop.runner.session import Nodes, Session
+from relprop.targets.outputs import has_batch_axis
 from relprop.targets.resolve import places_read
-from relprop.targets.start import has_batch_axis
 from relprop.tracer.binding import Inputs
 from relprop.tracer.chunked import large_and_whole, large_attentions
 from relprop.tracer.facts import shape

@@ -3,6 +3,7 @@ of an answer found in it. And one target against another: their difference."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import TargetError, message
+from relprop.errors import TargetError
 from relprop.targets.index import Output
 from relprop.targets.outputs import ModelOutput, class_output
 from relprop.targets.start import ChosenTarget, Context, Elements, Target
@@ -18,19 +19,14 @@ from relprop.tracer.program import Program
 
 
 def of_tokens(
-    output: ModelOutput, place: tuple[int, int], ids: Sequence[int], *, together: bool
-) -> tuple[Elements, ...]:
+    label: str, output: ModelOutput, place: tuple[int, int], ids: Sequence[int], *, together: bool
+) -> ChosenTarget:
     """The mean log-probability of the tokens ``ids`` of one text from the first to the last
     ``place``, each where the position before it predicts it; ``together``: as one part."""
-    first, last = place
-    count = last - first + 1
-    if together:
-        where = torch.tensor([[p - 1, int(ids[p])] for p in range(first, last + 1)])
-        return (Elements(output.node, where, 1 / count, log=True),)
-    return tuple(
-        Elements(output.node, (p - 1, int(ids[p])), 1 / count, log=True)
-        for p in range(first, last + 1)
-    )
+    where = [(p - 1, int(ids[p])) for p in range(place[0], place[1] + 1)]
+    parts: Sequence[tuple[int, ...] | Tensor] = [torch.tensor(where)] if together else where
+    found = (Elements(output.node, part, 1 / len(where), log=True) for part in parts)
+    return ChosenTarget(label, tuple(found))
 
 
 def texts_of(context: Context, target: Target, samples: Sequence[int]) -> list[list[int]]:
@@ -48,7 +44,7 @@ def texts_of(context: Context, target: Target, samples: Sequence[int]) -> list[l
             f"target {target} is tokens of a text, each predicted by the position before it: this "
             f"model predicts no next token (output {output.name!r}, {list(size)} per sample)"
         )
-        raise TargetError(message(fact, then=["a model that generates, or relprop.targets.token"]))
+        raise TargetError(fact, then=["a model that generates, or relprop.targets.token"])
     rows: list[list[int]] = found[-1][list(samples)].tolist()
     return rows
 
@@ -64,10 +60,6 @@ class Answer(Target):
     def __str__(self) -> str:
         return f"answer({self.text!r})"
 
-    def outputs(self, program: Program) -> tuple[fx.Node, ...]:
-        """The class output."""
-        return (class_output(program).node,)
-
     def reads_more(self, program: Program) -> bool:
         """It does: the normalisers."""
         return True
@@ -78,7 +70,7 @@ class Answer(Target):
         output, texts = class_output(context.program), texts_of(context, self, samples)
         places = [self._place(ids, decode, k) for k, ids in zip(samples, texts, strict=True)]
         return [
-            ChosenTarget(str(self), of_tokens(output, place, ids, together=self.together))
+            of_tokens(str(self), output, place, ids, together=self.together)
             for place, ids in zip(places, texts, strict=True)
         ]
 
@@ -87,7 +79,7 @@ class Answer(Target):
         decode = getattr(getattr(given, "tokenizer", None) or given, "decode", None)
         if decode is None:
             then = [f"processor=tokenizer, or relprop.targets.answer({self.text!r}, tokenizer)"]
-            raise TargetError(message(f"target {self} needs the tokenizer", then=then))
+            raise TargetError(f"target {self} needs the tokenizer", then=then)
         return lambda ids: str(decode(ids))
 
     def _place(
@@ -99,21 +91,14 @@ class Answer(Target):
         if not count:
             fact = f"target {self}: the text of sample {sample} does not have it"
             then = [f"give the answer behind the prompt; the input ends in {decode(ids)[-200:]!r}"]
-            raise TargetError(message(fact, then=then))
-        last = _least(len(ids), lambda n: decode(ids[:n]).count(self.text) >= count) - 1
-        length = _least(last + 1, lambda n: self.text in decode(ids[last + 1 - n : last + 1]))
-        if last - length < 0:
+            raise TargetError(fact, then=then)
+        ends = range(len(ids) - 1)
+        last = bisect_left(ends, True, key=lambda k: decode(ids[: k + 1]).count(self.text) >= count)
+        said, others = ids[: last + 1], range(last)
+        first = last - bisect_left(others, True, key=lambda k: self.text in decode(said[-k - 1 :]))
+        if first == 0:
             raise TargetError(f"target {self}: nothing stands before it that could predict it")
-        return last + 1 - length, last
-
-
-def _least(most: int, holds: Callable[[int], bool]) -> int:
-    """The least number from 1 to ``most`` for which it holds, if it does for all above it."""
-    low, high = 1, most
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
-    return low
+        return first, last
 
 
 @dataclass(frozen=True)
@@ -132,8 +117,8 @@ class Contrast(Target):
 
     def outputs(self, program: Program) -> tuple[fx.Node, ...]:
         """Those of both."""
-        both = (self.speaks_for.outputs(program), self.against.outputs(program))
-        return tuple(dict.fromkeys(node for nodes in both for node in nodes))
+        both = (self.speaks_for, self.against)
+        return tuple(dict.fromkeys(node for t in both for node in t.outputs(program)))
 
     def places(self, context: Context, samples: Sequence[int]) -> list[tuple[int, ...]] | None:
         """Those of both."""
@@ -152,12 +137,8 @@ class Contrast(Target):
 
     def choose(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
         """The parts of the one, and those of the other with their weights turned."""
-        both = zip(
-            self.speaks_for.choose(context, samples),
-            self.against.choose(context, samples),
-            strict=True,
-        )
-        return [self._of(for_it, against) for for_it, against in both]
+        chosen = (t.choose(context, samples) for t in (self.speaks_for, self.against))
+        return [self._of(*both) for both in zip(*chosen, strict=True)]
 
     def _of(self, for_it: ChosenTarget, against: ChosenTarget) -> ChosenTarget:
         if any(isinstance(p.where, Tensor) and p.log for p in (*for_it.parts, *against.parts)):

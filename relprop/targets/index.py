@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, fx
 
 from relprop.adapters.processing import tokenizer_of
-from relprop.errors import AmbiguityWarning, TargetError, message, nearest, warn
+from relprop.errors import AmbiguityWarning, TargetError, nearest, warn
 from relprop.targets.outputs import (
     ModelOutput,
     chosen_output,
     class_output,
     class_output_or_none,
+    has_batch_axis,
     listed,
     probability,
 )
-from relprop.targets.pieces import id_of, masked_positions
-from relprop.targets.plain import Index, plain_index
-from relprop.targets.start import ChosenTarget, Context, Elements, Target, has_batch_axis
+from relprop.targets.plain import Index, id_of, masked_positions, plain_index
+from relprop.targets.start import ChosenTarget, Context, Elements, Target
 from relprop.tracer.facts import shape
 from relprop.tracer.program import Program
 
@@ -105,10 +105,6 @@ class Nothing(Target):
     """No element of the class output, for a sample of a batch in which there is nothing left to
     explain: it scores 0."""
 
-    def outputs(self, program: Program) -> tuple[fx.Node, ...]:
-        """The class output."""
-        return (class_output(program).node,)
-
     def places(self, context: Context, samples: Sequence[int]) -> list[tuple[int, ...]]:
         """None at all."""
         return []
@@ -151,7 +147,8 @@ def elements(
     last = _next_positions(output, context, samples) if lone else None
     words = _tokenizer(context, output.size[-1]) if len(output.size) == 2 else None
     mask = getattr(words, "mask_token_id", None)
-    if last is None and mask is not None and _are_pieces(given):
+    pieces = all(len(index) == 1 and isinstance(index[0], str) for index in given)
+    if last is None and mask is not None and pieces:
         last = masked_positions(mask, target.written(), context, samples)
     full = [
         index if last is None or len(index) != 1 else (last[i], *index)
@@ -166,10 +163,6 @@ def _tokenizer(context: Context, count: int) -> Any:
     return found if count >= getattr(found, "vocab_size", math.inf) else None
 
 
-def _are_pieces(given: Sequence[Index]) -> bool:
-    return all(len(index) == 1 and isinstance(index[0], str) for index in given)
-
-
 def _checked(
     index: Index, target: Target, output: ModelOutput, context: Context
 ) -> tuple[int, ...]:
@@ -180,7 +173,7 @@ def _checked(
             f"{len(size)} axes per sample: {list(size)}"
         )
         then = [INDEX_FORMS] if size else ["target=None explains it: it is one number per sample"]
-        raise TargetError(message(fact, then=then))
+        raise TargetError(fact, then=then)
     found = tuple(
         label_index(k, n, context) if isinstance(k, str) else k
         for k, n in zip(index, size, strict=True)
@@ -206,13 +199,13 @@ def label_index(label: str, count: int, context: Context) -> int:
     if index is None:
         fact = f"it has {', '.join(known[:20])}" if known else "it has no labels: give an index"
         then = [*nearest(label, known), *then]
-        raise TargetError(message(f"target {label!r} is no label of the model; {fact}", then=then))
+        raise TargetError(f"target {label!r} is no label of the model; {fact}", then=then)
     if known and count not in (len(known), len(known) + 1):
         fact = (
             f"target {label!r} names one of the model's {len(known)} labels, but the "
             f"output has {count} classes there: give an index"
         )
-        raise TargetError(message(fact, then=then))
+        raise TargetError(fact, then=then)
     return index
 
 
@@ -268,4 +261,4 @@ def _no_prediction(target: Output, output: ModelOutput, program: Program) -> Tar
         f"(outputs: {listed(program)})"
     )
     call = "a callable: target=lambda output: ...  # one sample's output -> a scalar"
-    return TargetError(message(fact, then=[*ways, call]))
+    return TargetError(fact, then=[*ways, call])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import TargetError, message, nearest
+from relprop.errors import TargetError, nearest
 from relprop.targets.outputs import ModelOutput
 from relprop.targets.start import ChosenTarget, Context, Elements, Target
 from relprop.tracer.parts import axis_of, token_axes
@@ -26,15 +26,11 @@ class Inside(Target):
     name: str
     position: int | None = None
     head: int | None = None
+    inside = True
 
     def _at(self) -> str:
         at = {"position": self.position, "head": self.head}
         return self.name + "".join(f", {part} {i}" for part, i in at.items() if i is not None)
-
-    @property
-    def inside(self) -> bool:
-        """It does."""
-        return True
 
     def outputs(self, program: Program) -> tuple[fx.Node, ...]:
         """The node."""
@@ -45,13 +41,12 @@ class Inside(Target):
         if self.name not in labels:
             fact = f"target {self}: no node is called {self.name!r}"
             then = ["relprop.instrument(model, inputs).names() lists all of them"]
-            raise TargetError(message(fact, then=[*nearest(self.name, labels), *then]))
+            raise TargetError(fact, then=[*nearest(self.name, labels), *then])
         return ModelOutput(self.name, labels[self.name])
 
     def _read(self, program: Program, feature: int | None) -> Tensor:
         """The places that are read, (positions, features, axes), without the batch."""
-        name, node = self._node(program)
-        size = ModelOutput(name, node).size
+        name, size = self.name, self._node(program).size
         given = {"features": feature, "positions": self.position, "heads": self.head}
         last = axis_of(program, name, "features") - 1
         index: list[int | None] = [None] * len(size)

@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, fx
 
-from relprop.errors import TargetError, message
+from relprop.errors import TargetError
 from relprop.operations import FILLS, MOVES, Kind, is_call, kind
-from relprop.targets.start import has_batch_axis
 from relprop.tracer.calls import call_node
 from relprop.tracer.editing import aten, tensor_inputs
 from relprop.tracer.facts import is_floating, role, shape
@@ -27,6 +26,12 @@ CALLABLE = (
     "choose with a callable: target=lambda output: output[...]  # the output "
     "of one sample, batch dimension 1 -> a scalar"
 )
+
+
+def has_batch_axis(node: fx.Node) -> bool:
+    """Whether an output of one sample begins with a 1. Not so where the model folds other axes into
+    the batch: (samples · channels, ...)."""
+    return shape(node)[:1] == (1,)
 
 
 class ModelOutput(NamedTuple):
@@ -67,7 +72,7 @@ def class_output(program: Program) -> ModelOutput:
         f"the model returns {len(floating)} floating outputs and none is named "
         f"{CLASSES!r}: {listed(program)}"
     )
-    raise TargetError(message(fact, then=[*example[:1], CALLABLE]))
+    raise TargetError(fact, then=[*example[:1], CALLABLE])
 
 
 def class_output_or_none(program: Program) -> ModelOutput | None:

@@ -10,14 +10,14 @@ from torch._ops import OpOverload
 
 from relprop.errors import ProbabilityWarning, TargetError, warn
 from relprop.operations import name_of
+from relprop.targets import SIMILARITY, similarity
 from relprop.targets.index import Output
 from relprop.targets.outputs import CLASSES, class_output, probability
 from relprop.targets.plain import plain_index, without_tensors
 from relprop.targets.regions import Region
 from relprop.targets.spans import SPAN, Span
-from relprop.targets.start import ChosenTarget, Context, Start, Target, start_of
+from relprop.targets.start import Context, Start, Target, start_of
 from relprop.targets.tail import resolve_callable
-from relprop.targets.vocabulary import SIMILARITY, similarity
 from relprop.tracer.facts import is_floating, shape
 from relprop.tracer.program import Program
 
@@ -27,22 +27,27 @@ def resolve(target: object, context: Context) -> Start:
     ``TargetError``."""
     if is_callable(target):
         return resolve_callable(target, context)
-    chosen = _per_sample(target, context)
-    if any(_reads_classes(t) for t in chosen):
+    by_target = _by_target(target, context)
+    if any(map(_reads_classes, by_target)):
         _warn_if_probability(context.program)
-    return start_of(_choices(chosen, context), context)
+    found = {
+        i: choice
+        for one, samples in by_target.items()
+        for i, choice in zip(samples, one.choose(context, samples), strict=True)
+    }
+    return start_of([found[i] for i in range(len(found))], context)
 
 
-def _per_sample(target: object, context: Context) -> list[Target]:
-    batch = context.inputs.batch
-    return [default(context.program)] * batch if target is None else listed_targets(target, batch)
+def _listed(target: object, program: Program, batch: int | None = None) -> list[Target]:
+    """``listed_targets``, and what ``None`` means."""
+    return listed_targets(default(program) if target is None else target, batch)
 
 
-def _by_target(targets: list[Target]) -> dict[Target, list[int]]:
+def _by_target(target: object, context: Context) -> dict[Target, list[int]]:
     """The samples with the same target, which are looked at together."""
     samples: dict[Target, list[int]] = {}
-    for i, target in enumerate(targets):
-        samples.setdefault(target, []).append(i)
+    for i, one in enumerate(_listed(target, context.program, context.inputs.batch)):
+        samples.setdefault(one, []).append(i)
     return samples
 
 
@@ -54,22 +59,12 @@ def places_read(
         return {}
     found, anywhere = dict[fx.Node, list[tuple[int, ...]]](), set[fx.Node]()
     for target in targets:
-        for one, samples in _by_target(_per_sample(target, context)).items():
+        for one, samples in _by_target(target, context).items():
             places = one.places(context, samples)
             for node in one.outputs(context.program):
                 found.setdefault(node, []).extend(places or ())
                 anywhere |= {node} if places is None else set()
     return {n: places for n, places in found.items() if n not in anywhere}
-
-
-def _choices(targets: list[Target], context: Context) -> list[ChosenTarget]:
-    """Each sample's choice."""
-    found = {
-        i: choice
-        for target, some in _by_target(targets).items()
-        for i, choice in zip(some, target.choose(context, some), strict=True)
-    }
-    return [found[i] for i in range(len(targets))]
 
 
 def possible_starts(program: Program, targets: Sequence[object]) -> tuple[fx.Node, ...]:
@@ -80,8 +75,8 @@ def possible_starts(program: Program, targets: Sequence[object]) -> tuple[fx.Nod
         if is_callable(target):
             found |= dict.fromkeys(n for n in program.output_nodes if is_floating(n))
         else:
-            chosen = [default(program)] if target is None else listed_targets(target, None)
-            found |= dict.fromkeys(_nodes(chosen, program))
+            different = dict.fromkeys(_listed(target, program))
+            found |= dict.fromkeys(node for t in different for node in t.outputs(program))
     return tuple(found)
 
 
@@ -144,11 +139,6 @@ def _warn_if_probability(program: Program) -> None:
                 "value is a probability, the method's paper code explains the logit before it"
             )
         )
-
-
-def _nodes(targets: list[Target], program: Program) -> list[fx.Node]:
-    different = dict.fromkeys(targets)
-    return list(dict.fromkeys(node for target in different for node in target.outputs(program)))
 
 
 def is_callable(target: object) -> TypeGuard[Callable[..., Tensor]]:

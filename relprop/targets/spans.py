@@ -1,6 +1,7 @@
-"""A span of a text. Of a model that answers questions by pointing into it, the target is the sum of
-the start's and the end's logit; of a model that generates, the mean log-probability of the span's
-tokens."""
+"""Targets in a text: a token of the vocabulary where a model predicts one, at a mask token or next,
+and a span. Of a model that answers questions by pointing into a text, a span's target is the sum of
+the start's and the end's logit; of a model that generates, the mean log-probability of its tokens.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from torch import Tensor, fx
 
 from relprop.errors import TargetError
 from relprop.targets.answers import of_tokens, texts_of
-from relprop.targets.index import elements
+from relprop.targets.index import Output, element_choice, elements
 from relprop.targets.outputs import ModelOutput, class_output, listed, named_output
+from relprop.targets.plain import masked_positions
 from relprop.targets.start import ChosenTarget, Context, Elements, Target
 from relprop.tracer.program import Program
 
@@ -34,7 +36,7 @@ class Span(Target):
     def outputs(self, program: Program) -> tuple[fx.Node, ...]:
         """The start's and the end's logits, or the class output of a model that has none."""
         if not self._is_pointed_at(program):
-            return (class_output(program).node,)
+            return super().outputs(program)
         return tuple(named_output(program, name).node for name in SPAN)
 
     def reads_more(self, program: Program) -> bool:
@@ -51,7 +53,8 @@ class Span(Target):
             found = _best_spans(starts, ends, real=_real(context, samples))
         else:
             both = zip((self.start, self.end), outputs, strict=True)
-            start, end = (self._position(k, output, context, samples) for k, output in both)
+            alone = samples[:1]
+            start, end = (elements([(k,)], self, o, context, alone)[0][0] for k, o in both)
             found = [(start, end)] * len(samples)
         return [self._choice(start, end, outputs) for start, end in found]
 
@@ -70,8 +73,8 @@ class Span(Target):
                 f"{count - 1} are predicted"
             )
         label = str(Span(first, last))
-        made = (of_tokens(output, (first, last), ids, together=self.together) for ids in texts)
-        return [ChosenTarget(label, parts) for parts in made]
+        place, together = (first, last), self.together
+        return [of_tokens(label, output, place, ids, together=together) for ids in texts]
 
     def _texts(self, context: Context, samples: Sequence[int]) -> list[list[int]]:
         try:
@@ -81,12 +84,6 @@ class Span(Target):
                 f"target {self}: this model predicts no next token, and output {SPAN[0]!r} does "
                 f"not exist; it returns {listed(context.program)}"
             ) from error
-
-    def _position(
-        self, k: int, output: ModelOutput, context: Context, samples: Sequence[int]
-    ) -> int:
-        """A position that is given, counted from 0."""
-        return elements([(k,)], self, output, context, samples[:1])[0][0]
 
     def _choice(self, start: int, end: int, outputs: Sequence[ModelOutput]) -> ChosenTarget:
         if end < start:
@@ -114,3 +111,54 @@ def _real(context: Context, samples: Sequence[int]) -> Tensor | None:
     if mask is None or mask.dim() != 2 or len(mask) != inputs.batch:
         return None
     return mask[list(samples)] != 0
+
+
+@dataclass(frozen=True)
+class Token(Target):
+    """A token's score where the model predicts one; what ``relprop.targets.token`` makes."""
+
+    id: int | None = None
+    position: int | None = None
+    mask_id: int | None = None
+    text: str = ""
+
+    def __str__(self) -> str:
+        where = "" if self.position is None else f", position={self.position}"
+        return f"token({self.text or self.id!r}{where})"
+
+    def places(self, context: Context, samples: Sequence[int]) -> list[tuple[int, ...]] | None:
+        """The position given, the sample's one mask token, or a language model's last."""
+        found = self._indices(context, samples)
+        if found is None:
+            return Output().places(context, samples)
+        return [index[:-1] for index in found]
+
+    def choose(self, context: Context, samples: Sequence[int]) -> list[ChosenTarget]:
+        """One element: the token given, or the likeliest, at its place."""
+        output, found = class_output(context.program), self._indices(context, samples)
+        if found is None:
+            return Output().choose(context, samples)
+        if self.id is None:
+            places = [index[0] for index in found]
+            scores = context.rows(output.node, samples, places)
+            found = list(zip(places, scores.argmax(1).tolist(), strict=True))
+        return [element_choice(index, output, named=False) for index in found]
+
+    def _indices(self, context: Context, samples: Sequence[int]) -> list[tuple[int, ...]] | None:
+        """Each sample's position and the token given, or any; ``None`` where the model is to say
+        both."""
+        positions = self._positions(context, samples)
+        if positions is None and self.id is None:
+            return None
+        token = self.id or 0
+        given = [(token,)] * len(samples) if positions is None else [(p, token) for p in positions]
+        return elements(given, self, class_output(context.program), context, samples)
+
+    def _positions(self, context: Context, samples: Sequence[int]) -> list[int] | None:
+        """The position given, or where each sample's mask token is; ``None`` for a language model,
+        or if no mask token is known."""
+        if self.position is not None:
+            return [self.position] * len(samples)
+        if self.mask_id is None or context.adapter.is_causal(context.model):
+            return None
+        return masked_positions(self.mask_id, self, context, samples)

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from relprop.adapters import Adapter
-from relprop.errors import OptionError, TargetError, message
+from relprop.errors import OptionError, TargetError
 from relprop.interpreter.points import Made, Points, Seed
 from relprop.rules import RuleSet
 from relprop.rules.presets import gradient_name
+from relprop.targets.outputs import chosen_output, has_batch_axis
 from relprop.tracer.binding import Inputs
-from relprop.tracer.facts import shape
 from relprop.tracer.memo import Memo
 from relprop.tracer.program import Program
 
@@ -78,7 +78,7 @@ class Start:
         """y_t of a callable by a rule set's gradient forms. Raises ``OptionError``."""
         if self.by_forms is None:
             fact = f"gradient={gradient_name(rules)!r}: the target callable cannot be followed"
-            raise OptionError(message(fact, then=["gradient='model'"]))
+            raise OptionError(fact, then=["gradient='model'"])
         with torch.enable_grad():
             return self.by_forms(rules)
 
@@ -137,12 +137,6 @@ def all_of(value: Made) -> Tensor:
     return value
 
 
-def has_batch_axis(node: fx.Node) -> bool:
-    """Whether an output of one sample begins with a 1. Not so where the model folds other axes into
-    the batch: (samples · channels, ...)."""
-    return shape(node)[:1] == (1,)
-
-
 @dataclass(frozen=True)
 class Elements:
     """One sample's share of a term: elements of one output, all of one ``weight``, or each of its
@@ -189,9 +183,14 @@ class Target(ABC):
         """Whether it reads a value before the model's end."""
         return False
 
-    @abstractmethod
+    @property
+    def output(self) -> str | int | None:
+        """The name or the place of the output it reads; ``None``: the class output."""
+        return None
+
     def outputs(self, program: Program) -> tuple[fx.Node, ...]:
         """The outputs it reads. Raises ``TargetError`` if the model has none like that."""
+        return (chosen_output(program, self.output).node,)
 
     def places(self, context: Context, samples: Sequence[int]) -> list[tuple[int, ...]] | None:
         """Where it reads its output in these samples, before there are outputs: the beginnings of
@@ -274,26 +273,17 @@ def _seed(parts: Mapping[int, Elements], node: fx.Node, value: Made) -> Points:
     """The weights of some samples' elements in an output."""
     dtype = torch.promote_types(value.dtype, torch.float32)
     row = (0,) if has_batch_axis(node) else ()
-    return Points(*_places(parts, row, dtype, value.device), tuple(value.shape))
-
-
-def _places(
-    parts: Mapping[int, Elements], row: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The elements that the parts of some samples name, as an index of the whole output (in its
-    ``row`` of the sample), and how much they weigh."""
-    single = [[i, *row, *p.where] for i, p in parts.items() if isinstance(p.where, tuple)]
-    indices = [torch.tensor(single, dtype=torch.long, device=device)] if single else []
-    alone = (p for p in parts.values() if isinstance(p.where, tuple))
-    weights = [number for p in alone for number in _numbers(p.weight, 1)]
+    indices, weights = list[Tensor](), list[float]()
     for i, part in parts.items():
-        if isinstance(part.where, Tensor):
-            where = part.where.to(device)
-            before = torch.tensor([[i, *row]], device=device).expand(len(where), -1)
-            indices.append(torch.cat([before, where], 1))
-            weights += _numbers(part.weight, len(where))
-    sizes = [abs(w) for w in weights]
-    return torch.cat(indices).unbind(1), torch.tensor(sizes, dtype=dtype, device=device)
+        where = part.where
+        if not isinstance(where, Tensor):
+            where = torch.tensor([where], dtype=torch.long)
+        before = torch.tensor([[i, *row]]).expand(len(where), -1)
+        indices.append(torch.cat([before, where], 1))
+        weights += _numbers(part.weight, len(where))
+    numbers = torch.tensor(weights, dtype=dtype, device=value.device).abs()
+    index = torch.cat(indices).to(value.device).unbind(1)
+    return Points(index, numbers, tuple(value.shape))
 
 
 def _numbers(weight: float | Tensor, count: int) -> list[float]:

@@ -1,44 +1,43 @@
 """Targets given as a callable ``output of one sample -> scalar``: a program of their own, the tail,
 follows the model's.
 
-A sum or difference of k outputs or log-probabilities is explained term by term (``linear.py``,
-``logits.py``). Any other function starts with 1 at its scalar, and relevance walks through its own
-operations first; one of logarithms has no start, and is for methods that need none.
+A sum or difference of k outputs or log-probabilities is explained term by term (``linear.py``). Any
+other function starts with 1 at its scalar, and relevance walks through its own operations first;
+one of logarithms has no start, and is for methods that need none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from relprop.errors import OptionError, TargetError, message
+from relprop.errors import OptionError, RelpropError, TargetError, first_line
 from relprop.interpreter.batch import propagate
 from relprop.interpreter.forms import gradient_forms
 from relprop.interpreter.points import Made
+from relprop.operations import Kind, is_call, kind
 from relprop.plan import make_plan
 from relprop.rollup import rollup_plan_through
 from relprop.rules import RuleSet
 from relprop.rules.presets import gradient_name
-from relprop.targets.linear import linear_start, marks
-from relprop.targets.logits import at_logits, is_sum, takes_logarithms, words
-from relprop.targets.start import (
-    Context,
-    NoStart,
-    Start,
-    Term,
-    all_of,
-    field_of,
-    has_batch_axis,
-)
-from relprop.targets.traced import called, traced
+from relprop.targets.linear import at_logits, is_sum, linear_start, marks, takes_logarithms, words
+from relprop.targets.outputs import has_batch_axis
+from relprop.targets.start import Context, NoStart, Start, Term, all_of, field_of
+from relprop.tracer.assemble import assemble
 from relprop.tracer.binding import Inputs
+from relprop.tracer.capture import Capture, import_graph
+from relprop.tracer.editing import aten, tensor_inputs, val
 from relprop.tracer.facts import is_batched, shape
-from relprop.tracer.program import Program
+from relprop.tracer.passes import canonicalise
+from relprop.tracer.program import OutputTree, Program
 from relprop.tracer.run import execute
+from relprop.tracer.surroundings import TRACING
 
 NOTHING_ARRIVES = (
     "the target callable is of no use as a start: none of its relevance arrives at the model's "
@@ -62,13 +61,19 @@ def resolve_callable(target: Callable[..., Tensor], context: Context) -> Start:
         other = replace(context, outputs=outputs)
         return called(target, other, _outputs_as_inputs(other))
 
+    tail: Program | None = None
+    start: Start | None = None
     try:
         tail = traced(target, context, inputs)
+        start = _at_elements(tail, label, scalars, inputs, context)
     except TargetError:
         if context.walks:
             raise
-        tail = None
-    start = _callable_start(tail, label, scalars, slopes, inputs, context)
+    if start is None and not context.walks:
+        start = Start(label, scalars, (), marks(slopes), is_sum=False, at_elements=False)
+    if start is None:
+        assert tail is not None, "what cannot be followed was refused"
+        start = _walked(tail, label, scalars, inputs, context)
     by_forms = None if tail is None else partial(_by_forms, tail, inputs)
     return replace(start, again=again, by_forms=by_forms)
 
@@ -81,37 +86,9 @@ def _by_forms(tail: Program, inputs: Inputs, rules: RuleSet) -> Tensor:
     forms = gradient_forms(plan, frozenset())
     if isinstance(forms, str):
         fact = f"gradient={gradient_name(rules)!r}, in the target callable: {forms}"
-        raise OptionError(message(fact, then=["gradient='model'"]))
+        raise OptionError(fact, then=["gradient='model'"])
     found: Tensor = execute(tail, None, inputs, {scalar}, attached=True, forms=forms)[scalar]
     return found.reshape(inputs.batch)
-
-
-def _callable_start(
-    tail: Program | None,
-    label: tuple[object, ...],
-    scalars: Tensor,
-    slopes: Mapping[fx.Node, Tensor],
-    inputs: Inputs,
-    context: Context,
-) -> Start:
-    """The same without y_t of other values."""
-    try:
-        start = None if tail is None else _at_elements(tail, label, scalars, inputs, context)
-    except TargetError:
-        if context.walks:
-            raise
-        start = None
-    if start is not None:
-        return start
-    if not context.walks:
-        return Start(label, scalars, (), marks(slopes), is_sum=False, at_elements=False)
-    assert tail is not None  # else it was refused
-    if name := takes_logarithms(tail):
-        raise NoStart(f"{label[0]!r} is no sum of logits, log-probabilities or losses ({name})")
-    seeds, field = _walked(tail, inputs, context)
-    if not any(bool(relevance.any()) for relevance in seeds.values()):
-        raise TargetError(message(NOTHING_ARRIVES, then=[TURN_SIGNS]))
-    return Start(label, scalars, (Term(1.0, seeds),), field, is_sum=False, at_elements=False)
 
 
 def _at_elements(
@@ -140,14 +117,16 @@ def _slopes(scalars: Tensor, inputs: Inputs, context: Context) -> dict[fx.Node, 
         )
     fact = "the target callable does not depend on the model's output"
     then = ["make its result of the output by tensor operations, without .item() or .detach()"]
-    raise TargetError(message(fact, then=then))
+    raise TargetError(fact, then=then)
 
 
 def _walked(
-    tail: Program, inputs: Inputs, context: Context
-) -> tuple[dict[fx.Node, Tensor], dict[fx.Node, Tensor]]:
-    """What of a relevance of 1 at the tail's scalar arrives at each output of the model, and the
-    roll-up's field there."""
+    tail: Program, label: tuple[object, ...], scalars: Tensor, inputs: Inputs, context: Context
+) -> Start:
+    """The start where y_t is no sum of elements: what of a relevance of 1 at the tail's scalar
+    arrives at each output of the model, and the roll-up's field there."""
+    if name := takes_logarithms(tail):
+        raise NoStart(f"{label[0]!r} is no sum of logits, log-probabilities or losses ({name})")
     scalar = tail.output_nodes[0]
     values = execute(tail, None, inputs, set(tail.graph.nodes), attached=True)
     ones = torch.ones_like(values[scalar])
@@ -157,10 +136,11 @@ def _walked(
     rollup = rollup_plan_through(tail, (scalar,))
     field = propagate(rollup, detached, {scalar: field_of(ones)}, account=False).found
     nodes = dict(zip(tail.placeholders, context.program.output_nodes, strict=True))
-    return (
-        {nodes[leaf]: _as_output(r, nodes[leaf]) for leaf, r in relevance.items()},
-        {nodes[leaf]: _as_output(f, nodes[leaf], axis=2) for leaf, f in field.items()},
-    )
+    seeds = {nodes[leaf]: _as_output(r, nodes[leaf]) for leaf, r in relevance.items()}
+    if not any(bool(seed.any()) for seed in seeds.values()):
+        raise TargetError(NOTHING_ARRIVES, then=[TURN_SIGNS])
+    starts = {nodes[leaf]: _as_output(f, nodes[leaf], axis=2) for leaf, f in field.items()}
+    return Start(label, scalars, (Term(1.0, seeds),), starts, is_sum=False, at_elements=False)
 
 
 def _as_output(value: Tensor, node: fx.Node, axis: int = 1) -> Tensor:
@@ -197,3 +177,92 @@ def gradients_of(scalars: Tensor, inputs: Inputs, context: Context) -> dict[fx.N
         if gradient is not None and bool((gradient != 0).any()):
             gradients[node] = gradients[node] + gradient if node in gradients else gradient
     return gradients
+
+
+HOW_IT_IS_CALLED = (
+    "it is called with the output of one sample (batch dimension 1) and must return a scalar by "
+    "tensor operations; where relevance starts at it, without .item() or branches on values"
+)
+
+
+def traced(target: Callable[..., Tensor], context: Context, inputs: Inputs) -> Program:
+    """The callable's program. Raises ``TargetError`` if it cannot be traced, or if its result is no
+    scalar."""
+    sample = [tensor[:1].detach() for tensor in inputs.tensors]
+    with _failing("cannot be traced"), TRACING:
+        call = _on_tensors(target, context)
+        module = make_fx(call, tracing_mode="real", pre_dispatch=True)(*sample)
+    then = "write it with other tensor operations, for example sums of products"
+    with _failing("cannot be followed", then, str):
+        graph, constants = import_graph(module, None)
+        with TRACING:
+            canonicalise(graph, sample[0].device, constants)
+        capture = Capture(graph, constants, OutputTree(("target",), next), "concrete")
+        both = zip(inputs.names, inputs.tensors, strict=True)
+        program = assemble(capture, inputs.names, tuple(n for n, t in both if t.requires_grad))
+    for node in program.graph.nodes:
+        _refuse_choice(node)
+    return program
+
+
+def called(target: Callable[..., Tensor], context: Context, inputs: Inputs) -> Tensor:
+    """What the callable says of every sample, (batch,), attached to autograd. Raises
+    ``TargetError`` for what is no scalar, or if it fails."""
+    call = _on_tensors(target, context)
+    with _failing("fails on one sample's output"):
+        return torch.cat([call(*inputs.samples(i, i + 1))[0] for i in range(inputs.batch)])
+
+
+@contextmanager
+def _failing(
+    what: str, then: str = HOW_IT_IS_CALLED, says: Callable[[Exception], str] = first_line
+) -> Iterator[None]:
+    """What nobody foresaw in a callable as a ``TargetError`` that says ``what`` it does."""
+    try:
+        yield
+    except RelpropError:
+        raise
+    except Exception as error:
+        fact = f"the target callable {what}: {type(error).__name__}: {says(error)}"
+        raise TargetError(fact, then=[then]) from error
+
+
+def _on_tensors(target: Callable[..., Tensor], context: Context) -> Callable[..., tuple[Tensor]]:
+    """The callable as a function of the model's output tensors, one after the other."""
+    whole = [has_batch_axis(node) for node in context.program.output_nodes]
+
+    def call(*tensors: Tensor) -> tuple[Tensor]:
+        given = [t if has_row else t[0] for t, has_row in zip(tensors, whole, strict=True)]
+        result = target(context.program.outputs(given))
+        _refuse_no_scalar(result)
+        return (result.reshape(1),)
+
+    return call
+
+
+def _refuse_no_scalar(result: object) -> None:
+    if not isinstance(result, Tensor):
+        raise TargetError(
+            f"the target callable returned {type(result).__name__}, not a scalar tensor"
+        )
+    if result.numel() != 1 or not result.is_floating_point():
+        dtype = str(result.dtype).removeprefix("torch.")
+        raise TargetError(
+            f"the target callable returned {dtype} {list(result.shape)} for one "
+            "sample, not one floating scalar"
+        )
+
+
+def _refuse_choice(node: fx.Node) -> None:
+    """How many elements a mask of values picks differs from sample to sample, so that no graph can
+    hold it."""
+    by_mask = kind(node) is Kind.INDEX and any(
+        is_batched(i) and val(i).dtype == torch.bool for i in tensor_inputs(node)
+    )
+    if by_mask or is_call(node, aten.nonzero, aten.masked_select):
+        fact = (
+            "the target callable picks elements by their values: how many "
+            "differs from sample to sample"
+        )
+        then = ["weigh them: torch.where(mask, values, 0).sum()"]
+        raise TargetError(fact, then=then)

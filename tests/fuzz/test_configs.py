@@ -11,7 +11,7 @@ from torch.nn.modules import module as module_hooks
 
 import relprop
 from relprop.errors import InputError
-from relprop.opening import bounds
+from relprop.opening import loading
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"3", b"null", b'"a"', b"\xff", b"[" * 10_000])
@@ -91,7 +91,7 @@ def test_a_model_larger_than_memory_is_refused_while_nothing_is_allocated(
 
 @pytest.mark.parametrize("name", ["bert", "timm"])
 def test_layers_within_the_count_end_at_the_limit_of_tensors(settings, name, monkeypatch):
-    monkeypatch.setattr(bounds, "MOST_TENSORS", 100)
+    monkeypatch.setattr(loading, "MOST_TENSORS", 100)
     layers = {"bert": {"num_hidden_layers": 900_000}, "timm": {"model_args": {"depth": 900_000}}}
     assert "asks for more than 100 parameters" in refused(settings, name, layers[name])
 
@@ -101,13 +101,13 @@ def test_a_long_context_is_no_count_and_other_threads_may_make_what_they_like(
 ):
     folder, written = settings["llama"]
     (folder / "config.json").write_text(json.dumps({**written, "max_position_embeddings": 10**9}))
-    monkeypatch.setattr(bounds, "MOST_TENSORS", 100)
+    monkeypatch.setattr(loading, "MOST_TENSORS", 100)
     made = []
 
     def elsewhere():
         made.append(torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(200)))
 
-    with bounds.bounded("x"):
+    with loading.bounded("x"):
         thread = threading.Thread(target=elsewhere)
         thread.start()
         thread.join()

@@ -15,8 +15,7 @@ from transformers import GptOssConfig, GptOssForCausalLM, MixtralConfig, Mixtral
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, batched_mm_experts_forward
 
 import relprop
-from relprop.operations.routed import _of_copies, routed_linear
-from relprop.operations.vocabulary import grouped_linear
+from relprop.operations.vocabulary import _of_copies, grouped_linear, routed_linear
 from relprop.rules.presets import PRESETS
 from relprop.rules.routed import for_experts
 from relprop.tracer import passes

@@ -7,8 +7,7 @@ import math
 from torch import fx
 
 from relprop.operations import Kind, argument, integers, is_call, kind, operand
-from relprop.operations.routed import routed_linear
-from relprop.operations.vocabulary import grouped_linear
+from relprop.operations.vocabulary import grouped_linear, routed_linear
 from relprop.tracer.editing import (
     arguments,
     aten,
