@@ -3,7 +3,7 @@ reads the same, the graph is the same."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, fx
 
 from relprop.operations import Kind, is_call, is_inplace, kind
 from relprop.tracer.editing import tensor_inputs
+from relprop.tracer.follow import reached
 from relprop.tracer.reads import deciders
 
 aten = torch.ops.aten
@@ -37,7 +38,7 @@ class Guards:
         """Of a recorded graph and the nodes at which values of ``inputs`` decided it; ``None``
         where they are worked out with tensors of the model's own, or by chance."""
         looked = list(dict.fromkeys(x for node in deciding for x in _looked_at(node)))
-        above = _above(graph, looked)
+        above = set(reached(looked))
         if not looked or not all(_repeats(n, constants) for n in above):
             return None
         own, made = fx.Graph(), dict[fx.Node, fx.Node]()
@@ -77,15 +78,6 @@ def _looked_at(node: fx.Node) -> tuple[fx.Node, ...]:
         return deciders(node)
     read = tensor_inputs(node)
     return tuple(x for n in read for x in (tensor_inputs(n) if is_call(n, aten.any) else (n,)))
-
-
-def _above(graph: fx.Graph, nodes: Collection[fx.Node]) -> set[fx.Node]:
-    """These nodes and all that they depend on."""
-    found = set(nodes)
-    for node in reversed(graph.nodes):
-        if node in found:
-            found.update(node.all_input_nodes)
-    return found
 
 
 def _repeats(node: fx.Node, constants: Mapping[str, Tensor]) -> bool:
