@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map, tree_map_only
 
 from relprop.operations import Args, Kind, Kwargs, Operator, kind
 from relprop.tracer.calls import template
 from relprop.tracer.editing import is_float, tensor_inputs, val
 from relprop.tracer.facts import place
+from relprop.tracer.recorded import without_values
 
 #: How Python takes values out of a tensor without an operator.
 TAKES = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
@@ -78,25 +82,19 @@ def _below(graph: fx.Graph, is_root: Callable[[fx.Node], bool]) -> set[fx.Node]:
             live.add(node)
         elif any(memory.get(i, i) in live or i in live for i in inputs):
             live.add(node)
-            if _writes(node):
+            if any(shared.is_write for shared in _shared(node)):
                 live.add(memory.get(inputs[0], inputs[0]))
-        if inputs and _shares(node):
+        if inputs and _shared(node):
             memory[node] = memory.get(inputs[0], inputs[0])
     return live
 
 
-def _writes(node: fx.Node) -> bool:
-    """Whether a call writes into one of the tensors that it returns."""
-    return isinstance(node.target, torch._ops.OpOverload) and any(
-        r.alias_info is not None and r.alias_info.is_write for r in node.target._schema.returns
-    )
-
-
-def _shares(node: fx.Node) -> bool:
-    """Whether a call returns memory that it was given."""
-    return isinstance(node.target, torch._ops.OpOverload) and any(
-        r.alias_info is not None for r in node.target._schema.returns
-    )
+def _shared(node: fx.Node) -> list[Any]:
+    """In which ways what a call returns is memory that it was given."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return []
+    ways = [given.alias_info for given in node.target._schema.returns]
+    return [way for way in ways if way is not None]
 
 
 def _decides(node: fx.Node) -> bool:
@@ -109,22 +107,13 @@ def _decides(node: fx.Node) -> bool:
     ):
         return False
     operands, rebuild = template(node)
-    args, kwargs = rebuild(*(_fake(val(n)) for n in operands))
-    args, kwargs = torch.utils._pytree.tree_map_only(
-        torch.device, lambda _: torch.device("cpu"), (args, kwargs)
-    )
+    on_cpu = partial(without_values, device="cpu")
+    args, kwargs = rebuild(*(tree_map(on_cpu, val(n)) for n in operands))
+    cpu = torch.device("cpu")
+    args, kwargs = tree_map_only(torch.device, lambda _: cpu, (args, kwargs))
     try:
         with contextlib.suppress(UnsupportedOperatorException, NotImplementedError):
             node.target(*args, **kwargs)
     except Exception:  # fake tensors raise many types where a value would be read
         return True
     return False
-
-
-def _fake(value: object) -> object:
-    """A tensor without values, on one device, like each in ``value``."""
-    return torch.utils._pytree.tree_map_only(
-        Tensor,
-        lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu"),
-        value,
-    )
