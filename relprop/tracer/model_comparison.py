@@ -62,8 +62,6 @@ def difference(a: Tensor, b: Tensor) -> tuple[float, float]:
     infinity or both NaN they agree."""
     if a.shape != b.shape:
         return float("inf"), 0.0
-    if a.numel() == 0:
-        return 0.0, 0.0
     return _apart(a[None], b[None]).max().item(), largest(b)
 
 
@@ -198,12 +196,18 @@ def _outputs(
 
 @dataclass(frozen=True)
 class Gap:
-    """An output that isn't the model's: of which samples, and the largest difference, relative to
-    the output's largest value (infinite where the shapes do not match)."""
+    """An output that isn't the model's: of which samples, how far ``apart`` the two are at the most
+    (infinitely where the shapes do not match), and the output's largest value."""
 
     output: str
     samples: tuple[int, ...]
-    error: float
+    apart: float
+    largest: float = 0.0
+
+    @property
+    def error(self) -> float:
+        """The largest difference, relative to the output's largest value."""
+        return self.apart / self.largest if self.largest else float("inf")
 
 
 @dataclass(frozen=True)
@@ -238,10 +242,14 @@ def expected(
 
 
 def gaps(
-    program: Program, values: Mapping[fx.Node, Value], wanted: Mapping[str, Expected], batch: int
+    program: Program,
+    values: Mapping[fx.Node, Value],
+    wanted: Mapping[str, Expected],
+    batch: int,
+    closer: float = 1.0,
 ) -> list[Gap]:
     """The outputs that are ``wanted`` whose ``values``, of a ``batch`` of samples and of the same
-    places, are not what the model returned."""
+    places, are not what the model returned; ``closer``: by how much less they may be off."""
     found = []
     for name, node in zip(program.outputs.names, program.output_nodes, strict=True):
         if name not in wanted:
@@ -252,10 +260,10 @@ def gaps(
             found.append(Gap(name, tuple(range(batch)), float("inf")))
             continue
         error = _apart(mine, theirs)
-        wrong = error > tolerance(program, theirs.dtype) * scale
+        wrong = error > tolerance(program, theirs.dtype) * scale / closer
         if wrong.any():
-            relative = error.max().item() / scale if scale else float("inf")
-            found.append(Gap(name, tuple(wrong.nonzero()[:, 0].tolist()), relative))
+            samples = tuple(wrong.nonzero()[:, 0].tolist())
+            found.append(Gap(name, samples, error.max().item(), scale))
     return found
 
 
@@ -329,11 +337,8 @@ def rounding_decides(
     """Whether a program's own outputs for one sample, at the places of ``cuts``, are others in
     float64, or if what is explained is off by its last digits: rounding then decides which of
     nearly equal values the model picks, or is all that there is of the output."""
-    leaves = set(program.leaves.values())
-    for other, watch in (
-        (replace(program, dtype=torch.float64), set[fx.Node]()),
-        (program, leaves),
-    ):
+    wide, leaves = replace(program, dtype=torch.float64), set(program.leaves.values())
+    for other, watch in ((wide, set[fx.Node]()), (program, leaves)):
         found = execute(other, model, one, cuts, watch, _nudged)
         outputs = [found.get(node, torch.empty(0)) for node in program.output_nodes]
         if gaps(program, values, expected(program, outputs, cuts), 1):
