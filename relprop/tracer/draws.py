@@ -90,10 +90,8 @@ def numbers_of(constants: Mapping[str, Tensor]) -> dict[int, Tensor]:
 def fix_draws(graph: fx.Graph, constants: dict[str, Tensor], draws: Draws) -> tuple[str, ...]:
     """Put the numbers drawn into the graph in place of its draws, as ``constants``; where all are.
     Draws that are not those of the run, or that read an input's values, stay as they are."""
-    places = (
-        *(str(place(n)) for n in graph.nodes if is_random_call(n)),
-        *[ELSEWHERE] * draws.elsewhere,
-    )
+    places = tuple(str(place(n)) for n in graph.nodes if is_random_call(n))
+    places += (ELSEWHERE,) * draws.elsewhere
     nodes = [n for n in graph.nodes if kind(n) is Kind.RANDOM]
     if [n.target for n in nodes] != [func for func, _ in draws.drawn]:
         return places
