@@ -4,40 +4,28 @@ parameters, never the parameters."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx
 
 from relprop.tracer.atoms import Axes
-from relprop.tracer.facts import (
-    Facts,
-    Place,
-    Role,
-    describe,
-    facts_of,
-    is_floating,
-    place,
-    role,
-    shape,
-)
+from relprop.tracer.facts import Facts, describe, facts_of, is_floating, place, role
 from relprop.tracer.guards import Guards
 from relprop.tracer.memo import Memo
 
 __all__ = [
+    "Captured",
     "FrontEnd",
     "OutputTree",
-    "Place",
     "Program",
-    "Role",
     "Site",
     "describe",
     "is_floating",
     "place",
     "role",
-    "shape",
 ]
 
 FrontEnd = Literal["export", "concrete"]
@@ -77,40 +65,53 @@ class OutputTree:
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
-    """A captured model, for inputs of one shape.
+class Captured:
+    """What a front end says of a model, for inputs of one shape.
 
-    ``graph`` has one ``placeholder`` per input tensor (``inputs``: their names in the user's call)
-    and returns a tuple of tensors (``outputs``). ``constants`` are tensors that belong to no
-    module. ``leaves`` are where explanation starts: float inputs, and the output of the embedding
-    that an integer input feeds. ``front_end`` says which tracer captured it; ``input_specialised``
-    that it holds only for inputs that make the same ``decisions``, of which ``guards`` tell whether
-    others do (``None``: that cannot be told); ``choices``: those made on what the model has
-    computed. ``draws``: where the model draws random numbers, which are always those of the
-    captured run. ``stored``: whether an earlier process captured it. ``dtype``: compute in this
-    type, on copies, whatever the model's own. ``constant_inputs``: the inputs that are not
-    explained, and why. ``inside``: the nodes before its end that targets read. ``changed``: the
-    program as it was captured, where values are set in this one, which the model does not have.
-    ``labels``: nodes by name, if anyone asked for names (``tracer.names``). ``axes``: what the axes
-    of each tensor hold that depends on a leaf. ``memo``: what others worked out about this program;
-    a variation of it begins with a memo of its own. ``kin``: what holds for all programs of a model
-    that differ in lengths, and for their variations.
+    ``graph`` has one ``placeholder`` per input tensor and returns a tuple of tensors (``outputs``:
+    how they are put together). ``constants`` are tensors that belong to no module. ``front_end``
+    says which tracer captured it; ``decisions``: where values decided what it is, of which
+    ``guards`` tell whether others do the same (``None``: that cannot be told); ``choices``: those
+    made on what the model has computed. ``draws``: where the model draws random numbers, which are
+    always those of the captured run. ``stored``: whether an earlier process captured it.
     """
 
     graph: fx.Graph
-    inputs: tuple[str, ...]
+    constants: dict[str, Tensor]
     outputs: OutputTree
-    constants: Mapping[str, Tensor]
+    front_end: FrontEnd
+    decisions: tuple[str, ...] = ()
+    draws: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    guards: Guards | None = None
+    stored: bool = False
+
+    def captured(self) -> dict[str, Any]:
+        """All of this by name, without what is known beyond it."""
+        return {f.name: getattr(self, f.name) for f in fields(Captured)}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Program(Captured):
+    """A captured model, for inputs of one shape.
+
+    ``inputs``: the names of the graph's placeholders in the user's call. ``leaves`` are where
+    explanation starts: float inputs, and the output of the embedding that an integer input feeds.
+    ``input_specialised`` says that it holds only for inputs that make the same ``decisions``.
+    ``dtype``: compute in this type, on copies, whatever the model's own. ``constant_inputs``: the
+    inputs that are not explained, and why. ``inside``: the nodes before its end that targets read.
+    ``changed``: the program as it was captured, where values are set in this one, which the model
+    does not have. ``labels``: nodes by name, if anyone asked for names (``tracer.names``).
+    ``axes``: what the axes of each tensor hold that depends on a leaf. ``memo``: what others worked
+    out about this program; a variation of it begins with a memo of its own. ``kin``: what holds for
+    all programs of a model that differ in lengths, and for their variations.
+    """
+
+    inputs: tuple[str, ...]
     leaves: Mapping[str, fx.Node]
     sites: tuple[Site, ...]
     no_sites: tuple[tuple[fx.Node, str], ...]
     axes: Mapping[fx.Node, Axes]
-    front_end: FrontEnd
-    decisions: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ()
-    draws: tuple[str, ...] = ()
-    guards: Guards | None = None
-    stored: bool = False
     dtype: torch.dtype | None = None
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     constant_inputs: Mapping[str, str] = field(default_factory=dict)
