@@ -13,9 +13,8 @@ from relprop.plan import Plan
 from relprop.runner.heads import Heads
 from relprop.tracer.follow import depending
 from relprop.tracer.forms import PLAIN, Forms
-from relprop.tracer.kept_chunks import KeptChunks
 from relprop.tracer.program import Program
-from relprop.tracer.queries import Attention
+from relprop.tracer.queries import Attention, KeptChunks
 from relprop.tracer.segments import Segment
 
 

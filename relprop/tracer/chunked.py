@@ -101,10 +101,7 @@ class Chunked:
             return kept.found[key]
         fixed, given = self.part(chunk)
         nodes = [n for n in self.attention.nodes if is_batched(n)]
-        for node in self.attention.nodes:
-            if not is_batched(node):
-                sizes = self.attention.sizes(node, chunk.size)
-                fixed[node] = self.forms.call(node, fixed, self.dtype, sizes)
+        fixed = self._run([n for n in self.attention.nodes if not is_batched(n)], fixed, chunk.size)
 
         def one_sample(*given: Tensor) -> tuple[Value, ...]:
             known = self.values(fixed, given, chunk.size)
@@ -117,10 +114,13 @@ class Chunked:
     def values(self, fixed: Values, given: tuple[Tensor, ...], count: int) -> Values:
         """All values in the site for one sample and ``count`` queries."""
         known = fixed | dict(zip(self.batched, given, strict=True))
-        for node in self.attention.nodes:
-            if node not in known:
-                sizes = self.attention.sizes(node, count)
-                known[node] = self.forms.call(node, known, self.dtype, sizes)
+        return self._run([n for n in self.attention.nodes if n not in known], known, count)
+
+    def _run(self, nodes: list[fx.Node], known: Values, count: int) -> Values:
+        """What is ``known``, and the values of some more nodes, for ``count`` queries."""
+        for node in nodes:
+            sizes = self.attention.sizes(node, count)
+            known[node] = self.forms.call(node, known, self.dtype, sizes)
         return known
 
     def result(self, fixed: Values, given: tuple[Tensor, ...], chunk: Chunk) -> Tensor:
@@ -158,14 +158,13 @@ class Chunked:
         """The same of the masks at these inputs. A run that is recorded looks at no values."""
         if is_recorded():
             return None
-        whole = self.attention.queries
-        size = max(1, CHUNK_BYTES * whole // self._mask_bytes)
+        size = max(1, CHUNK_BYTES * self.attention.queries // self._mask_bytes)
 
         def rows() -> Iterator[tuple[int, Tensor]]:
-            for first in range(0, whole, size):
-                chunk = Chunk(first, min(size, whole - first))
+            for chunk in replace(self, size=size).chunks():
                 fixed, given = self.part(chunk)
-                yield first, per_sample(partial(self._added, kernel, fixed, chunk.size), *given)
+                made = partial(self._added, kernel, fixed, chunk.size)
+                yield chunk.first, per_sample(made, *given)
 
         return causal_alone(kernel, rows())
 
@@ -188,11 +187,11 @@ class Chunked:
             mask = per_sample(partial(self._added, kernel, fixed, chunk.size), *given)
         forms, site = self.forms, self.attention.site
         by = forms.kernels.get(site.contraction, Factors())
-        queries = forms.scaled(known[kernel.queries], by.queries)
-        keys = forms.scaled(known[kernel.keys], by.keys)
-        values = forms.scaled(known[site.values], by.values)
-        mask = mask if mask is None else forms.scaled(mask, by.mask)
-        return KernelCall.of(queries, keys, values, mask, kernel.scale, causal)
+        operands = known[kernel.queries], known[kernel.keys], known[site.values], mask
+        scaled = (
+            forms.scaled(t, f) if t is not None else None for t, f in zip(operands, by, strict=True)
+        )
+        return KernelCall(*scaled, kernel.scale, causal)
 
     def _added(self, kernel: Kernel, fixed: Values, count: int, *given: Tensor) -> Tensor:
         known = fixed | dict(zip(self.batched, given, strict=True))
