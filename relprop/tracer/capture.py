@@ -27,16 +27,16 @@ from relprop.tracer.binding import Inputs
 from relprop.tracer.draws import Draws, fix_draws
 from relprop.tracer.facts import Facts, know, place
 from relprop.tracer.flat import Flat, memory, run_eager
-from relprop.tracer.guards import Guards
-from relprop.tracer.leftovers import no_view, without_leftovers
+from relprop.tracer.guards import Guards, Noticed, choices, deciding_nodes
 from relprop.tracer.offloaded import in_outline, is_offloaded, loaded
 from relprop.tracer.program import Captured, FrontEnd, OutputTree
-from relprop.tracer.reads import Noticed, choices, deciding_nodes
 from relprop.tracer.recorded import (
+    no_view,
     of_one_thread,
     record_alike,
     recorded_place,
     recorded_value,
+    without_leftovers,
     without_values,
 )
 from relprop.tracer.side_effects import taken_back

@@ -77,21 +77,15 @@ class Chunked:
         """What a ``function`` of one sample makes of each chunk that is ``wanted``, batch first. It
         is given all values in the site, the chunk of ``along`` (tensors like the site's result),
         all of ``beside``, and which chunk it is."""
+
+        def one_sample(inside: Values, chunk: Chunk, own: Values, *given: Value) -> Value:
+            return function(inside | own, *given, chunk)
+
         for chunk in filter(wanted, self.chunks()):
             inside = self.inside(chunk)
             own = {n: v for n, v in inside.items() if is_batched(n)}
             here = tree_map(lambda t, chunk=chunk: t.narrow(self.axis, *chunk), along)
-
-            def one_sample(
-                own: Values,
-                here: Value,
-                beside: Value,
-                inside: Values = inside,
-                chunk: Chunk = chunk,
-            ) -> Value:
-                return function(inside | own, here, beside, chunk)
-
-            yield chunk, per_sample(one_sample, own, here, beside)
+            yield chunk, per_sample(partial(one_sample, inside, chunk), own, here, beside)
 
     def inside(self, chunk: Chunk) -> Values:
         """All values in the site for a chunk, batch first where they differ from sample to sample;

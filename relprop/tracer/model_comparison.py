@@ -35,6 +35,11 @@ COARSER = 0.25
 PIECE = 2**20
 #: How often a model that draws is run with other numbers, to see whether it returns another output.
 TRIES = 8
+#: The numbers that a model draws, by which draw they are.
+Numbers = Mapping[int, Tensor]
+NO_NUMBERS: Numbers = MappingProxyType({})
+#: What a model returned, and how it is put together.
+Run = tuple[list[Tensor], OutputTree]
 
 
 def tolerance(program: Program, dtype: torch.dtype) -> float:
@@ -88,16 +93,12 @@ def largest(value: Tensor) -> float:
     return max((max(-float(p.min()), float(p.max())) for p in pieces), default=0.0)
 
 
-def model_outputs(
-    model: nn.Module, inputs: Inputs, draws: Mapping[int, Tensor] = MappingProxyType({})
-) -> list[Tensor]:
+def model_outputs(model: nn.Module, inputs: Inputs, draws: Numbers = NO_NUMBERS) -> list[Tensor]:
     """The tensors that the model itself returns (see ``model_run``)."""
     return model_run(model, inputs, draws)[0]
 
 
-def model_run(
-    model: nn.Module, inputs: Inputs, draws: Mapping[int, Tensor] = MappingProxyType({})
-) -> tuple[list[Tensor], OutputTree]:
+def model_run(model: nn.Module, inputs: Inputs, draws: Numbers = NO_NUMBERS) -> Run:
     """The tensors that the model itself returns, in eval mode, without gradients, and how they are
     put together; what running it changes is taken back, or seen by nobody (other threads may call
     the model meanwhile). ``draws``: the numbers that it draws, by which draw they are."""
@@ -125,10 +126,7 @@ def outputs_of_few(
 
 
 def watched_run(
-    model: nn.Module,
-    inputs: Inputs,
-    see: Callable[[str, object], None],
-    draws: Mapping[int, Tensor] = MappingProxyType({}),
+    model: nn.Module, inputs: Inputs, see: Callable[[str, object], None], draws: Numbers
 ) -> None:
     """Run the model as ``model_run`` does, and show ``see`` what each of its modules returns, by
     the module's name, whenever it is called."""
@@ -173,9 +171,7 @@ class _GiveFew:
         return None if features is None else (features,)
 
 
-def _outputs(
-    model: nn.Module, inputs: Inputs, draws: Mapping[int, Tensor]
-) -> tuple[list[Tensor], OutputTree]:
+def _outputs(model: nn.Module, inputs: Inputs, draws: Numbers) -> Run:
     trees: list[OutputTree] = []
 
     def call(*tensors: Tensor) -> list[Tensor]:
@@ -296,9 +292,7 @@ def is_row(alone: Tensor, eager: Tensor, sample: int, batch: int) -> bool:
     return bool(error[0] <= allowed * largest(rows))
 
 
-def unsteady(
-    model: nn.Module, inputs: Inputs, before: Sequence[Tensor], draws: Mapping[int, Tensor]
-) -> bool:
+def unsteady(model: nn.Module, inputs: Inputs, before: Sequence[Tensor], draws: Numbers) -> bool:
     """Whether the model, run again on the same inputs, returns something else than ``before``."""
     again = model_outputs(model, inputs, draws)
     return len(again) != len(before) or not all(

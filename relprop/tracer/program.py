@@ -3,10 +3,10 @@ parameters, never the parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, fx
@@ -14,11 +14,11 @@ from torch import Tensor, fx
 from relprop.tracer.atoms import Axes
 from relprop.tracer.facts import Facts, describe, facts_of, is_floating, place, role
 from relprop.tracer.guards import Guards
-from relprop.tracer.memo import Memo
 
 __all__ = [
     "Captured",
     "FrontEnd",
+    "Memo",
     "OutputTree",
     "Program",
     "Site",
@@ -28,7 +28,42 @@ __all__ = [
     "role",
 ]
 
+T = TypeVar("T")
 FrontEnd = Literal["export", "concrete"]
+
+
+class Memo:
+    """What is worked out once and read at every later call: a table of results under keys. Several
+    threads that ask for one key get one result.
+
+    It hangs on the object it is about, so that both are freed together: most of what is kept
+    refers to that object, and a table elsewhere, weak or not, would hold it for ever.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, object] = {}
+        self._said: set[Hashable] = set()
+
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether something was worked out under a key."""
+        return key in self._known
+
+    def cache(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What ``make`` gives, worked out at the first call with ``key``."""
+        if key not in self._known:
+            self._known.setdefault(key, make())
+        return cast(T, self._known[key])
+
+    def forget(self, key: Hashable) -> None:
+        """Let go of what was worked out under ``key``, if anything was."""
+        self._known.pop(key, None)
+
+    def first_time(self, key: Hashable) -> bool:
+        """Whether this is the first call with ``key``: for what is said once."""
+        if key in self._said:
+            return False
+        self._said.add(key)
+        return True
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """What a front end of torch recorded on its nodes, read in torch's own words: values, the stack of
-module calls, the line of the user's code; and how it does so in one thread alone."""
+module calls, the line of the user's code; how it does so in one thread alone; and what it keeps for
+as long as the process lives, let go again."""
 
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import graph_module
 from torch.fx.experimental.proxy_tensor import _ModuleStackTracer as Tracer
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -25,6 +28,8 @@ from relprop.tracer.undoing import replaced, undone
 #: Where PyTorch's own code is, and relprop's. A user's folder may have the name of either.
 TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 RELPROP = f"{Path(__file__).parents[1]}{os.sep}"
+#: So many results of operations on tensors without values are kept for later captures: some MB.
+KEPT = 1000
 
 
 def recorded_value(node: fx.Node) -> Value:
@@ -125,6 +130,29 @@ def of_one_thread() -> Iterator[None]:
         replaced(steps, Tracer, "getattr", getattr_)
         replaced(steps, Tracer, "create_node", create_node)
         yield
+
+
+@contextlib.contextmanager
+def without_leftovers() -> Iterator[None]:
+    """Around a capture: the text of each graph that PyTorch writes as Python code on the way is let
+    go, and so are the results of operations on tensors without values where they have become many.
+    Both are for speed and for tracebacks, and belong to nobody afterwards."""
+    texts = graph_module._loader.eval_cache
+    before = set(texts)
+    try:
+        yield
+    finally:
+        for name in set(texts) - before:
+            texts.pop(name, None)
+        if len(FakeTensorMode.cache) > KEPT:
+            FakeTensorMode.cache_clear()
+
+
+def no_view(tensor: Tensor) -> Tensor:
+    """A copy of a tensor that is a view, any other as it is: of a view torch.export keeps the sizes
+    of what it is a view of, in a cycle through C++, which holds the capture and is never
+    collected."""
+    return tensor.clone() if tensor._is_view() else tensor
 
 
 def _source(trace: str) -> str:

@@ -23,11 +23,11 @@ from relprop.tracer.draws import is_random_call
 from relprop.tracer.facts import describe, facts_of
 from relprop.tracer.leaves import hold_still
 from relprop.tracer.lengths import graph_at, has_same_calls, is_alike
-from relprop.tracer.model_comparison import model_run
+from relprop.tracer.model_comparison import Run, model_run
 from relprop.tracer.offloaded import runs_on, tensor_of
 from relprop.tracer.passes import canonicalise
 from relprop.tracer.passes.spelling.autocast import inline_regions
-from relprop.tracer.program import OutputTree, Program
+from relprop.tracer.program import Program
 from relprop.tracer.shadow import shadow_of
 from relprop.tracer.stored import Stored
 from relprop.tracer.structure import is_places, structure
@@ -150,7 +150,7 @@ class _Tracing:
     token_inputs: tuple[str, ...] | None
     others: deque[Program]
 
-    def at_length(self, run: tuple[list[Tensor], OutputTree] | None = None) -> Program | None:
+    def at_length(self, run: Run | None = None) -> Program | None:
         """The program for a sample of another length than the ``others``; ``None`` where they give
         none that agrees with the model. ``run``: what the model returned for it, if it ran."""
         model, sample = self.model, self.sample

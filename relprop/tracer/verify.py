@@ -46,7 +46,10 @@ def verify(
     with other_chance(model, 1):  # what the graph still draws it draws otherwise than the model
         values = execute(program, model, inputs, keep=set(program.output_nodes))
     found = _gaps(program, values, eager)
-    if found and (habit := _habit(program, model, inputs, eager, random_calls)) is not None:
+    if found and random_calls:
+        fact = "the model draws by chance in eval mode, by numbers that it works out of its inputs"
+        raise CaptureError(message(fact, at=random_calls[0], then=_KEEP_DRAWS))
+    if found and (habit := _habit(program, model, inputs, eager)) is not None:
         raise habit
     # where no two ways to add up agree, the call's verifier says so, or refuses
     if found and not rounding_decides(program, model, inputs, values, _whole(program)):
@@ -83,17 +86,10 @@ def _whole(program: Program) -> Cuts:
 
 
 def _habit(
-    program: Program,
-    model: nn.Module,
-    inputs: Inputs,
-    eager: Sequence[Tensor],
-    random_calls: tuple[str, ...],
+    program: Program, model: nn.Module, inputs: Inputs, eager: Sequence[Tensor]
 ) -> CaptureError | None:
     """Why a model differs from its graph through no fault of the graph, if that is so: it draws
     anew in every run, counts its calls, or rounds activations."""
-    if random_calls:
-        fact = "the model draws by chance in eval mode, by numbers that it works out of its inputs"
-        return CaptureError(message(fact, at=random_calls[0], then=_KEEP_DRAWS))
     if unsteady(model, inputs, eager, numbers_of(program.constants)):
         return CaptureError(message(UNSTEADY, then=KEEP_STEADY))
     rounded = next((n for n in program.graph.nodes if _rounds(n)), None)
