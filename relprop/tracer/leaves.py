@@ -118,11 +118,9 @@ def same_ids(ids: fx.Node) -> set[fx.Node]:
 
 def _is_whole(value: object) -> bool:
     """Whether a value is a tensor of whole numbers."""
-    return (
-        isinstance(value, Tensor)
-        and not value.is_floating_point()
-        and value.dtype is not torch.bool
-    )
+    if not isinstance(value, Tensor):
+        return False
+    return not (value.is_floating_point() or value.dtype == torch.bool)
 
 
 def _leads(ids: fx.Node, embedding: fx.Node) -> bool:

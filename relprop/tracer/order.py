@@ -19,21 +19,17 @@ class Flow:
         self.nodes = tuple(nodes)
         self.members = set(self.nodes)
         self.index = {node: i for i, node in enumerate(self.nodes)}
-        self.inputs = {
-            n: ()
-            if n in roots
-            else tuple(dict.fromkeys(i for i in tensor_inputs(n) if i in self.members))
-            for n in self.nodes
-        }
+        self.inputs: dict[fx.Node, tuple[fx.Node, ...]] = {}
         self._above: dict[fx.Node, int] = {}
         self._dominator: dict[fx.Node, fx.Node | None] = {}
         self._depth: dict[fx.Node | None, int] = {None: 0}
         for node in self.nodes:
+            read = () if node in roots else tensor_inputs(node)
+            parents = tuple(dict.fromkeys(i for i in read if i in self.members))
             mask = 1 << self.index[node]
-            for i in self.inputs[node]:
+            for i in parents:
                 mask |= self._above[i]
-            self._above[node] = mask
-            parents = self.inputs[node]
+            self.inputs[node], self._above[node] = parents, mask
             nearest = self.common_dominator(parents) if parents else None
             self._dominator[node] = nearest
             self._depth[node] = self._depth[nearest] + 1

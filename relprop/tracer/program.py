@@ -12,21 +12,12 @@ import torch
 from torch import Tensor, fx
 
 from relprop.tracer.atoms import Axes
-from relprop.tracer.facts import Facts, describe, facts_of, is_floating, place, role
+from relprop.tracer.facts import Facts, facts_of
+from relprop.tracer.facts import describe as describe
+from relprop.tracer.facts import is_floating as is_floating
+from relprop.tracer.facts import place as place
+from relprop.tracer.facts import role as role
 from relprop.tracer.guards import Guards
-
-__all__ = [
-    "Captured",
-    "FrontEnd",
-    "Memo",
-    "OutputTree",
-    "Program",
-    "Site",
-    "describe",
-    "is_floating",
-    "place",
-    "role",
-]
 
 T = TypeVar("T")
 FrontEnd = Literal["export", "concrete"]

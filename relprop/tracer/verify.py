@@ -118,8 +118,5 @@ def _rounds(node: fx.Node) -> bool:
     made = val(node)
     results = made if isinstance(made, (tuple, list)) else [made]
     small = any(isinstance(v, Tensor) and v.dtype in (torch.int8, torch.uint8) for v in results)
-    return (
-        small
-        and node.op == "call_function"
-        and any(is_floating(i) and role(i) == "activation" for i in tensor_inputs(node))
-    )
+    active = any(is_floating(i) and role(i) == "activation" for i in tensor_inputs(node))
+    return small and node.op == "call_function" and active
