@@ -234,9 +234,7 @@ def _concrete(flat: Flat, inputs: Inputs, take_back: Callable[[], None]) -> _Rec
         )(*inputs.tensors)
     take_back()  # before the values of what the graph holds are copied
     graph, constants = import_graph(module, flat)
-    unknown = {
-        name for name in constants if memory(_attribute(module, name)) not in flat.attributes
-    }
+    unknown = {n for n in constants if memory(attrgetter(n)(module)) not in flat.attributes}
     baked = tuple(
         f"a tensor made outside the graph, for {place(next(iter(n.users)))}"
         for n in graph.nodes
@@ -273,7 +271,5 @@ def import_graph(
     return graph, constants
 
 
-def _attribute(
-    module: nn.Module, target: str, held: Mapping[str, object] = MappingProxyType({})
-) -> object:
+def _attribute(module: nn.Module, target: str, held: Mapping[str, object]) -> object:
     return held[target] if target in held else attrgetter(target)(module)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from typing import Self
 
 import numpy as np
 import torch
@@ -28,19 +27,14 @@ ELSEWHERE = "numpy.random or random"
 
 class Draws(TorchDispatchMode):
     """What is drawn while this is active, in order: the operator and the numbers. ``elsewhere``:
-    whether Python or numpy drew."""
+    whether Python or numpy drew, from when this was made."""
 
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.drawn: list[tuple[Operator, Tensor | None]] = []
-        self._before: object = None
-
-    def __enter__(self) -> Self:
         self._before = _states()
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.elsewhere = self._before != _states()

@@ -2,7 +2,7 @@
 
 While a graph is captured and rewritten a node has a value without numbers, a place in the user's
 model and, once somebody has asked, whether it depends on an input. A finished program adds what
-the node is to relevance (``decide``); its ``facts`` are the same objects.
+the node is to relevance (``decide_role``, ``decide_books``).
 """
 
 from __future__ import annotations

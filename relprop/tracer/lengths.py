@@ -89,10 +89,8 @@ def has_same_calls(program: Program, other: Program) -> bool:
 
 def _structure(program: Program) -> tuple[object, ...]:
     number = {node: i for i, node in enumerate(program.graph.nodes)}
-    sites = [
-        (number[s.contraction], number[s.attention], number[s.values], number[s.softmax])
-        for s in program.sites
-    ]
+    parts = [(s.contraction, s.attention, s.values, s.softmax) for s in program.sites]
+    sites = [[number[node] for node in nodes] for nodes in parts]
     turned = [s.transposed for s in program.sites]
     leaves = {name: number[leaf] for name, leaf in program.leaves.items()}
     return len(number), leaves, sites, turned, [number[n] for n, _ in program.no_sites]

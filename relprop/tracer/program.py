@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, fx
 
 from relprop.tracer.atoms import Axes
-from relprop.tracer.facts import Facts, facts_of
 from relprop.tracer.facts import describe as describe
 from relprop.tracer.facts import is_floating as is_floating
 from relprop.tracer.facts import place as place
@@ -146,11 +144,6 @@ class Program(Captured):
     labels: Mapping[str, fx.Node] = field(default_factory=dict)
     kin: Memo = field(default_factory=Memo, repr=False)
     memo: Memo = field(init=False, default_factory=Memo, repr=False)
-
-    @cached_property
-    def facts(self) -> Mapping[fx.Node, Facts]:
-        """What is known of each node."""
-        return {node: facts_of(node) for node in self.graph.nodes}
 
     @property
     def input_specialised(self) -> bool:

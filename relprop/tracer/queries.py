@@ -34,10 +34,8 @@ class MapAxes:
 
     def taken(self, before: Callable[[int], int | None]) -> MapAxes:
         """The same of a tensor that is read, by where each axis was ``before``."""
-        return MapAxes(
-            None if self.queries is None else before(self.queries),
-            None if self.keys is None else before(self.keys),
-        )
+        both = self.queries, self.keys
+        return MapAxes(*(None if axis is None else before(axis) for axis in both))
 
 
 @dataclass

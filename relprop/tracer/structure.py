@@ -89,11 +89,9 @@ class Same:
         return self.number
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Same)
-            and self.number == other.number
-            and self.reference() is other.reference()
-        )
+        if not isinstance(other, Same) or self.number != other.number:
+            return False
+        return self.reference() is other.reference()
 
 
 _FUNCTIONS = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
