@@ -78,8 +78,8 @@ class Chunked:
         is given all values in the site, the chunk of ``along`` (tensors like the site's result),
         all of ``beside``, and which chunk it is."""
 
-        def one_sample(inside: Values, chunk: Chunk, own: Values, *given: Value) -> Value:
-            return function(inside | own, *given, chunk)
+        def one_sample(whole: Values, chunk: Chunk, own: Values, here: Value, rest: Value) -> Value:
+            return function(whole | own, here, rest, chunk)
 
         for chunk in filter(wanted, self.chunks()):
             inside = self.inside(chunk)
@@ -181,11 +181,11 @@ class Chunked:
             mask = per_sample(partial(self._added, kernel, fixed, chunk.size), *given)
         forms, site = self.forms, self.attention.site
         by = forms.kernels.get(site.contraction, Factors())
-        operands = known[kernel.queries], known[kernel.keys], known[site.values], mask
-        scaled = (
-            forms.scaled(t, f) if t is not None else None for t, f in zip(operands, by, strict=True)
-        )
-        return KernelCall(*scaled, kernel.scale, causal)
+        queries = forms.scaled(known[kernel.queries], by.queries)
+        keys = forms.scaled(known[kernel.keys], by.keys)
+        values = forms.scaled(known[site.values], by.values)
+        mask = mask if mask is None else forms.scaled(mask, by.mask)
+        return KernelCall(queries, keys, values, mask, kernel.scale, causal)
 
     def _added(self, kernel: Kernel, fixed: Values, count: int, *given: Tensor) -> Tensor:
         known = fixed | dict(zip(self.batched, given, strict=True))

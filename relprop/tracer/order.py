@@ -42,7 +42,7 @@ class Flow:
                 b = self._dominator[b] if b is not None else None
         return a
 
-    def common_dominator(self, nodes: Iterable[fx.Node]) -> fx.Node | None:
+    def common_dominator(self, nodes: Iterable[fx.Node | None]) -> fx.Node | None:
         """The nearest node that every path from the leaves to any of ``nodes`` passes through (a
         node dominates itself); ``None``: only the leaves together."""
         return reduce(self._meet, nodes)
