@@ -39,8 +39,8 @@ import pytest
 import typer
 
 ROOT = Path(__file__).parents[1]
-SITES = "attention attended_constants heads queries softmax_rows labels"
-TRACED = f"capture trace assemble atoms axes axes_moved axes_joined {SITES}".split()
+SITES = "attention heads queries softmax_rows labels"
+TRACED = f"capture trace assemble atoms axes axes_moved {SITES}".split()
 #: What is changed, and how the paths of its own tests begin.
 AREAS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "rules": (["rules/*.py"], ("rules",)),

@@ -2,9 +2,9 @@
 A row of a table: which columns count
 =====================================
 
-A small transformer that reads a row with a token for every column, as FT-Transformer does (Gorishniy
-et al. 2021). It is trained here, in some seconds, on rows whose class is known: 1 where the income
-is above the debt. The other columns are noise.
+A small transformer that reads a row with a token for every column, as FT-Transformer does
+(Gorishniy et al. 2021). Trained here, in some seconds, on rows whose class is known: 1 where income
+is above debt. The other columns are noise.
 """
 
 import torch

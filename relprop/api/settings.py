@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from relprop.errors import OptionError, RelpropError, first_line
 from relprop.tracer.changes import Change, Function
-from relprop.tracer.parts import axis_of
+from relprop.tracer.names import axis_of
 from relprop.tracer.program import Program
 
 Places = int | Sequence[int] | slice | None

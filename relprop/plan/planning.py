@@ -33,9 +33,8 @@ from relprop.rules.rule import Rule
 from relprop.rules.ruleset import RuleSet
 from relprop.tracer.calls import template
 from relprop.tracer.editing import tensor_inputs, val
-from relprop.tracer.memo import Memo
 from relprop.tracer.order import Flow
-from relprop.tracer.program import Program, Site, is_floating
+from relprop.tracer.program import Memo, Program, Site, is_floating
 
 
 @dataclass(frozen=True)

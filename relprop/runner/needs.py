@@ -28,9 +28,8 @@ from relprop.tracer.chunked import large_and_whole, large_attentions
 from relprop.tracer.facts import shape
 from relprop.tracer.follow import depending
 from relprop.tracer.forms import PLAIN, Forms
-from relprop.tracer.kept_chunks import KeptChunks
 from relprop.tracer.program import Program, Site, place
-from relprop.tracer.queries import Attention
+from relprop.tracer.queries import Attention, KeptChunks
 from relprop.tracer.readout import Cut, Cuts, Readout, readout_of
 from relprop.tracer.segments import Segment
 

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from relprop.errors import TargetError, nearest
 from relprop.targets.outputs import ModelOutput
 from relprop.targets.start import ChosenTarget, Context, Elements, Target
-from relprop.tracer.parts import axis_of, token_axes
+from relprop.tracer.names import axis_of, token_axes
 from relprop.tracer.program import Program
 
 

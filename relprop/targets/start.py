@@ -20,8 +20,7 @@ from relprop.rules import RuleSet
 from relprop.rules.presets import gradient_name
 from relprop.targets.outputs import chosen_output, has_batch_axis
 from relprop.tracer.binding import Inputs
-from relprop.tracer.memo import Memo
-from relprop.tracer.program import Program
+from relprop.tracer.program import Memo, Program
 
 
 @dataclass(frozen=True)

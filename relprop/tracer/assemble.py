@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, fx, nn
 
 from relprop.tracer.atoms import Axes
-from relprop.tracer.attended_constants import attend_to_constants
-from relprop.tracer.attention import find_sites
+from relprop.tracer.attention import attend_to_constants, find_sites
 from relprop.tracer.axes import axes_below
 from relprop.tracer.capture import Capture
 from relprop.tracer.constants import Constants
@@ -65,20 +64,12 @@ def assemble(
     beside = side_inputs({n: placeholders[n] for n in constant if n not in added}, found.sites)
     _write_books(graph, {node: name for name, node in beside.items()})
     return Program(
-        graph,
-        names,
-        raw.outputs,
-        raw.constants,
-        leaves,
-        found.sites,
-        found.without,
-        found.axes,
-        raw.front_end,
-        raw.decisions,
-        raw.choices,
-        raw.draws,
-        raw.guards,
-        raw.stored,
+        **raw.captured(),
+        inputs=names,
+        leaves=leaves,
+        sites=found.sites,
+        no_sites=found.without,
+        axes=found.axes,
         aliases=_aliases(model),
         constant_inputs={n: constant[n] for n in names if n in constant},
     )
@@ -130,9 +121,8 @@ def _structure(
     below = _decide_roles(graph, leaves)
     axes = axes_below(graph, (roots or leaves).values(), constants)
     sites, without = find_sites(graph, axes, constants)
-    if attend_to_constants(graph, axes, {softmax for softmax, _ in without}):
-        return _structure(graph, leaves, constants, roots)
-    if split_heads(graph, axes, sites, constants):
+    unseen = {softmax for softmax, _ in without}
+    if attend_to_constants(graph, axes, unseen) or split_heads(graph, axes, sites, constants):
         return _structure(graph, leaves, constants, roots)
     return _Structure(axes, tuple(s for s in sites if s.contraction in below), without)
 

@@ -1,32 +1,46 @@
 """Attention sites, found from structure: the contraction of what descends from a softmax with what
-does not, over the softmax's axis."""
+does not, over the softmax's axis. Of learned values PyTorch writes it as a linear map of the
+softmax, which becomes the product that it is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import fx
 
-from relprop.operations import Kind, argument, kind, operand
+from relprop.operations import MOVES, Kind, argument, kind, operand
 from relprop.tracer.atoms import Atom, Axes, Axis, is_token
 from relprop.tracer.constants import Constants
-from relprop.tracer.editing import holds_weights, is_live, rank, shape_of
+from relprop.tracer.editing import (
+    aten,
+    emit,
+    holds_weights,
+    is_float,
+    is_live,
+    permuted,
+    rank,
+    shape_of,
+    swap,
+)
 from relprop.tracer.labels import Labels
 from relprop.tracer.program import Site
-from relprop.tracer.softmax_rows import KEEPS_ROWS, Rows, lies_along, rows_below
+from relprop.tracer.softmax_rows import KEEPS_ROWS, Rows, axis_after, lies_along, rows_below
 
 
 def find_sites(
-    graph: fx.Graph, axes: dict[fx.Node, Axes], constants: Constants | None = None
+    graph: fx.Graph, axes: dict[fx.Node, Axes], constants: Constants
 ) -> tuple[tuple[Site, ...], tuple[tuple[fx.Node, str], ...]]:
     """The sites in forward order, their keys and queries marked as tokens; and the softmaxes that
     end in no site, with the reason."""
     sites: dict[fx.Node, Site] = {}
     without: list[tuple[fx.Node, str]] = []
-    mixed = _met_by_others(graph, axes)
+    mixed, labels = _met_by_others(graph, axes), Labels(constants)
     for node in graph.nodes:
         if kind(node) is Kind.SOFTMAX and node in axes:
-            found, reason = _descend(node, axes, constants, mixed)
+            below = _Below(node, rows_below(node, labels), axes, mixed)
+            found, reason = below.contractions()
             for site in found:
                 sites.setdefault(site.contraction, site)
             if not found and shape_of(node)[node.args[1]] > 1:  # over one element every weight is 1
@@ -47,60 +61,61 @@ def _met_by_others(graph: fx.Graph, axes: dict[fx.Node, Axes]) -> set[Atom]:
     return found
 
 
-def _descend(
-    softmax: fx.Node,
-    axes: dict[fx.Node, Axes],
-    constants: Constants | None,
-    mixed: set[Atom],
-) -> tuple[list[Site], str]:
-    """The contractions over a softmax's rows; and why another that they enter is none."""
-    keys = rows_below(softmax, Labels(constants))
-    found: list[Site] = []
-    reason = "it enters no contraction over its own axis"
-    for node in softmax.graph.nodes:
-        if kind(node) is Kind.MATMUL and any(i in keys for i in node.all_input_nodes):
-            site, why = _contraction(node, keys, softmax, axes, mixed)
-            if site is not None:
-                found.append(site)
-            reason = why or reason
-    return found, reason
+@dataclass(frozen=True)
+class _Below:
+    """What is below a softmax: where its ``rows`` are. ``mixed``: what products sum over as
+    features."""
 
+    softmax: fx.Node
+    rows: Mapping[fx.Node, Rows]
+    axes: dict[fx.Node, Axes]
+    mixed: set[Atom]
 
-def _contraction(
-    node: fx.Node,
-    keys: Mapping[fx.Node, Rows],
-    softmax: fx.Node,
-    axes: dict[fx.Node, Axes],
-    mixed: set[Atom],
-) -> tuple[Site | None, str]:
-    """The site that a product of a softmax's rows is, its keys and queries then marked as tokens;
-    or why it is none."""
-    left, right = operand(node, 0), operand(node, 1)
-    if left in keys and right in keys:
-        return None, "both operands of its product descend from it"
-    attention, values, transposed = (left, right, False) if left in keys else (right, left, True)
-    wide = rank(attention)
-    over = wide - 2 if transposed else wide - 1
-    if wide < 2 or rank(values) < 2 or not lies_along(keys[attention], over):
-        return None, "the product does not sum over the softmax's axis"
-    if values not in axes and is_live(values) and not holds_weights(values):
-        return None, "what it weighs says which are picked, and holds nothing of an input"
-    of_values = axes[values][-1 if transposed else -2] if values in axes else ()
-    *batches, one, other = axes[attention]
-    of_map, queries = (one, other) if transposed else (other, one)
-    if of_values and all(_is_no_token(atom) for atom in of_values):
-        copied = any(atom.kind != "feature" for atom in of_values)
-        if not copied or not any(atom.repeated or atom.kind == "token" for atom in of_map):
-            what = "copies of one token" if copied else "channels, not tokens"
-            return None, f"its keys are {what}"
-    if of_map and all(atom.kind == "feature" for atom in of_map) and _chooses(softmax):
-        return None, "its keys are what is picked of channels, not tokens"
-    _mark_series(batches)
-    _mark_tokens((of_values, of_map, *_numbering_queries(queries, batches)))
-    for atom in queries:
-        if atom.kind == "feature" and atom not in mixed:
-            atom.position = True  # a linear map whose rows are learned queries
-    return Site(node, attention, values, softmax, transposed), ""
+    def contractions(self) -> tuple[list[Site], str]:
+        """The contractions over its rows; and why another that they enter is none."""
+        found: list[Site] = []
+        reason = "it enters no contraction over its own axis"
+        for node in self.softmax.graph.nodes:
+            if kind(node) is Kind.MATMUL and any(i in self.rows for i in node.all_input_nodes):
+                site, why = self._contraction(node)
+                if site is not None:
+                    found.append(site)
+                reason = why or reason
+        return found, reason
+
+    def _contraction(self, node: fx.Node) -> tuple[Site | None, str]:
+        """The site that a product of its rows is, its keys and queries then marked as tokens; or
+        why it is none."""
+        left, right, axes = operand(node, 0), operand(node, 1), self.axes
+        if left in self.rows and right in self.rows:
+            return None, "both operands of its product descend from it"
+        turned = left not in self.rows
+        attention, values = (right, left) if turned else (left, right)
+        wide = rank(attention)
+        over = wide - 2 if turned else wide - 1
+        if wide < 2 or rank(values) < 2 or not lies_along(self.rows[attention], over):
+            return None, "the product does not sum over the softmax's axis"
+        if values not in axes and is_live(values) and not holds_weights(values):
+            return None, "what it weighs says which are picked, and holds nothing of an input"
+        of_values = axes[values][-1 if turned else -2] if values in axes else ()
+        *batches, one, other = axes[attention]
+        of_map, queries = (one, other) if turned else (other, one)
+        if of_values and all(_is_no_token(atom) for atom in of_values):
+            copied = any(atom.kind != "feature" for atom in of_values)
+            if not copied or not any(atom.repeated or atom.kind == "token" for atom in of_map):
+                what = "copies of one token" if copied else "channels, not tokens"
+                return None, f"its keys are {what}"
+        if of_map and all(atom.kind == "feature" for atom in of_map) and _chooses(self.softmax):
+            return None, "its keys are what is picked of channels, not tokens"
+        _mark_series(batches)
+        # A product sums over keys that all rows of one batch share; where each query has keys of
+        # its own (values sampled for it, neighbours gathered), no two rows share any, so each map
+        # has one row and the queries are what the batches number.
+        _mark_tokens((of_values, of_map, *((queries,) if queries else batches)))
+        for atom in queries:
+            if atom.kind == "feature" and atom not in self.mixed:
+                atom.position = True  # a linear map whose rows are learned queries
+        return Site(node, attention, values, self.softmax, turned), ""
 
 
 def _chooses(softmax: fx.Node) -> bool:
@@ -109,13 +124,6 @@ def _chooses(softmax: fx.Node) -> bool:
     while kind(below) in KEEPS_ROWS:
         below = operand(below)
     return kind(below) is Kind.GATHER and argument(below, "dim") % rank(below) - rank(below) == axis
-
-
-def _numbering_queries(queries: Axis, batches: Sequence[Axis]) -> Sequence[Axis]:
-    """The axes of a map that number its queries. A product sums over keys that all rows of one
-    batch share; where each query has keys of its own (values sampled for it, neighbours gathered),
-    no two rows share any, so each map has one row and the queries are what the batches number."""
-    return (queries,) if queries else batches
 
 
 def _mark_series(batches: Sequence[Axis]) -> None:
@@ -147,3 +155,63 @@ def _number_alike(of_map: Axes, of_values: Axes) -> None:
 def _is_no_token(atom: Atom) -> bool:
     """Whether an atom's positions are features, or copies (of a token, for each of its experts)."""
     return atom.kind == "feature" or (atom.repeated and atom.kind != "token")
+
+
+def attend_to_constants(
+    graph: fx.Graph, axes: dict[fx.Node, Axes], softmaxes: set[fx.Node]
+) -> bool:
+    """Write a linear map over the tokens of a softmax that ends in no site as the matrix product
+    that it is: attention, of which no value depends on an input. Whether there was one."""
+    found = [n for n in graph.nodes if kind(n) is Kind.LINEAR and _weighs(n, softmaxes, axes)]
+    for node in found:
+        x, weight, bias = (argument(node, name) for name in ("input", "weight", "bias"))
+        dims = [*range(rank(weight) - 2), rank(weight) - 1, rank(weight) - 2]
+        made = emit(node, aten.matmul.default, x, permuted(node, weight, dims))
+        swap(node, made if bias is None else emit(node, aten.add.Tensor, made, bias))
+    return bool(found)
+
+
+def _weighs(linear: fx.Node, softmaxes: set[fx.Node], axes: dict[fx.Node, Axes]) -> bool:
+    """Whether a linear map sums over the axis of one of these softmaxes, if it is one of scores and
+    no features lie along it."""
+    *moved, softmax = _moved_from(operand(linear))
+    if softmax not in softmaxes:
+        return False
+    if not _are_scores(operand(softmax)):
+        return False
+    axis: int | None = argument(softmax, "dim") % rank(softmax)
+    if all(atom.kind == "feature" for atom in axes[softmax][axis]):  # type: ignore[index]
+        return False
+    for source, node in pairwise((softmax, *reversed(moved))):
+        axis = None if axis is None else axis_after(node, source, axis)
+    return axis == rank(linear.args[0]) - 1
+
+
+def _are_scores(node: fx.Node) -> bool:
+    """Whether a tensor is a matrix product or a linear map, moved, or of several one is."""
+    last = _moved_from(node)[-1]
+    if kind(last) in (Kind.SUM, Kind.PRODUCT):
+        return any(_are_scores(n) for n in _whole_operands(last))
+    return kind(last) in (Kind.MATMUL, Kind.LINEAR)
+
+
+def _moved_from(node: fx.Node) -> list[fx.Node]:
+    """A tensor and, one above the other, those whose rows it has, up to the first that made its
+    own, or has those of several."""
+    found = [node]
+    while kind(node) in KEEPS_ROWS | MOVES and kind(node) is not Kind.SOFTMAX:
+        below = node.args[0]
+        if kind(node) in (Kind.SUM, Kind.PRODUCT):
+            whole = _whole_operands(node)
+            below = whole[0] if len(whole) == 1 else None
+        if not isinstance(below, fx.Node):
+            break
+        node = below
+        found.append(node)
+    return found
+
+
+def _whole_operands(node: fx.Node) -> list[fx.Node]:
+    """The tensors as large as the result, of what depends on an input, that a call combines."""
+    live = [n for n in node.all_input_nodes if is_float(n) and is_live(n)]
+    return [n for n in live if shape_of(n) == shape_of(node)]

@@ -1,21 +1,20 @@
 """What each axis of each tensor is made of: tokens or features. Worked out forward from the leaves,
-never from names. What moves and joins do to axes is in ``axes_moved`` and ``axes_joined``.
+never from names. What moves do to axes is in ``axes_moved``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 import torch
 from torch import fx
 
-from relprop.operations import Kind, argument, kind, operand
+from relprop.operations import ELEMENTWISE, Kind, argument, kind, listed, operand
 from relprop.tracer.atoms import Atom, Axes, Axis, Group, fresh, length, line_up, relate
-from relprop.tracer.axes_joined import joined
-from relprop.tracer.axes_moved import ANYWHERE, MOVED, moved
+from relprop.tracer.axes_moved import ANYWHERE, MOVED, moved_anywhere
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import dims_of, shape_of, tensor_inputs, val
-from relprop.tracer.follow import follow
+from relprop.tracer.follow import follow, reached
 from relprop.tracer.labels import Labels
 
 Known = Mapping[fx.Node, Axes]
@@ -53,8 +52,8 @@ def _step(node: fx.Node, known: Known, labels: Labels) -> Axes | None:
     axes = known.get(first) if isinstance(first, fx.Node) else None
     if axes is None:
         return _broadcast(node, known)
-    if what in ANYWHERE | MOVED.keys():
-        return moved(node, axes, labels)
+    if what in ANYWHERE:
+        return moved_anywhere(node, axes, labels)
     return _OF_FIRST[what](node, axes) if what in _OF_FIRST else _broadcast(node, known)
 
 
@@ -130,11 +129,83 @@ def _sample(node: fx.Node, axes: Axes) -> Axes:
     return (*axes[:2], *(fresh(size) for size in shape_of(node)[2:]))
 
 
-_OF_ALL: dict[Kind, Callable[[fx.Node, Known], Axes]] = {Kind.JOIN: joined, Kind.MATMUL: _matmul}
+def _joined(node: fx.Node, known: Known) -> Axes:
+    """The axes of tensors joined along one: the others are those of each, and of one group."""
+    parts = [p for p in listed(node, 0) if p is not None]
+    first, *others = [known[p] for p in parts if p in known]
+    dim = argument(node, "dim") % len(first)
+    for other in others:
+        for i, (a, b) in enumerate(zip(first, other, strict=True)):
+            if i != dim and line_up(a, b):
+                relate(a, b)
+    new = _new_axis(parts, dim, shape_of(node)[dim], known)
+    return tuple(new if i == dim else axis for i, axis in enumerate(first))
+
+
+def _new_axis(parts: list[fx.Node], dim: int, size: int, known: Known) -> Axis:
+    """The axis along which tensors are joined."""
+    if not _are_stacked(parts, dim):
+        atoms = tuple(atom for p in parts if p in known for atom in known[p][dim])
+        several = len({p for p in parts if p in known}) > 1
+        cut = tuple(atom for p in parts if not atoms for atom in _cut_from(p, dim, known))
+        return fresh(size, like=atoms or cut or (None if several else ()))
+    turns = _taken_in_turn(parts, known)
+    return fresh(size, like=turns) if turns else fresh(size, "feature")
+
+
+def _cut_from(part: fx.Node, dim: int, known: Known) -> Axis:
+    """What the axis is made of along which single positions were cut that are laid side by side
+    again, with what was worked out of each for itself."""
+
+    def above(node: fx.Node) -> list[fx.Node]:
+        for_itself = kind(node) in ELEMENTWISE | {Kind.SLICE, Kind.LINEAR, Kind.NORM}
+        return [i for i in tensor_inputs(node) if for_itself and i in known]
+
+    along = (known.get(node, ())[dim : dim + 1] for node in reached([part], above))
+    return next((axis for one in along for axis in one if axis), ())
+
+
+def _are_stacked(parts: list[fx.Node], dim: int) -> bool:
+    """Whether tensors are laid side by side along an axis that none of them has."""
+
+    def has_one_more(part: fx.Node) -> bool:
+        before, after = shape_of(operand(part)), shape_of(part)
+        return after[dim] == 1 and after.count(1) > before.count(1)
+
+    return all(kind(p) is Kind.RESHAPE and has_one_more(p) for p in parts)
+
+
+def _taken_in_turn(parts: list[fx.Node], known: Known) -> Axis:
+    """What the axes are made of from whose positions, one after another, tensors that are stacked
+    were worked out: a recurrence that is written as a loop, constants beside them left out."""
+    ends = [operand(p) for p in parts if operand(p) in known]
+    every = set(ends)
+    picked = [_picked_at(place, end, every, known) for place, end in enumerate(ends)]
+    shared = picked[0].intersection(*picked[1:]) if picked else set()
+    axes = (known[x][dim] for x, dim in shared if x in known)
+    return tuple(atom for axis in axes if length(axis) == len(ends) for atom in axis)
+
+
+def _picked_at(
+    place: int, end: fx.Node, ends: Container[fx.Node], known: Known
+) -> set[tuple[fx.Node, int]]:
+    """The tensors, each with an axis, of which ``end`` was worked out from the position ``place``,
+    other than through one of ``ends``."""
+
+    def above(node: fx.Node) -> list[fx.Node]:
+        inputs = () if kind(node) is Kind.SELECT else tensor_inputs(node)
+        return [i for i in inputs if i in known and i not in ends]
+
+    picks = [n for n in reached([end], above) if kind(n) is Kind.SELECT]
+    return {(operand(n), argument(n, "dim")) for n in picks if argument(n, "index") == place}
+
+
+_OF_ALL: dict[Kind, Callable[[fx.Node, Known], Axes]] = {Kind.JOIN: _joined, Kind.MATMUL: _matmul}
 _OF_FIRST: dict[Kind, Callable[[fx.Node, Axes], Axes | None]] = {
     Kind.LINEAR: _linear,
     Kind.CONVOLUTION: _conv,
     **dict.fromkeys((Kind.TOTAL, Kind.LARGEST, Kind.STATISTIC), _reduce),
     **dict.fromkeys((Kind.AVERAGE_POOL, Kind.MAX_POOL, Kind.RESAMPLE), _pool),
     Kind.SAMPLE: _sample,
+    **MOVED,
 }

@@ -16,24 +16,14 @@ from relprop.tracer.editing import aten, shape_of, tensor_inputs
 from relprop.tracer.labels import Labels, along
 
 
-def moved(node: fx.Node, axes: Axes, labels: Labels) -> Axes | None:
-    """The axes of a move's result; ``None`` where they do not divide."""
-    handler = MOVED.get(kind(node))
-    return _anywhere(node, axes, labels) if handler is None else handler(node, axes)
-
-
 def _reshape(node: fx.Node, axes: Axes) -> Axes | None:
-    return regroup(axes, tuple(shape_of(node)))
-
-
-def regroup(axes: Axes, shape: tuple[int, ...]) -> Axes | None:
-    """The atoms of ``axes`` in row-major order, dealt out to axes of ``shape``, split where needed;
-    ``None`` if they do not divide."""
+    """The atoms of ``axes`` in row-major order, dealt out to axes of other sizes, split where
+    needed; ``None`` if they do not divide."""
     queue = [atom for axis in axes for atom in axis]
     result: list[Axis] = []
-    if 0 in shape:
+    if 0 in shape_of(node):
         return None
-    for size in shape:
+    for size in shape_of(node):
         taken: list[Atom] = []
         need = size
         while need > 1:
@@ -44,7 +34,8 @@ def regroup(axes: Axes, shape: tuple[int, ...]) -> Axes | None:
                 taken.append(atom)
                 need //= atom.size
             elif atom.size % need == 0:
-                outer, inner = _divide(atom, need)
+                parts = need, atom.size // need
+                outer, inner = (Atom(n, atom.group, repeated=atom.repeated) for n in parts)
                 taken.append(outer)
                 queue.insert(0, inner)
                 need = 1
@@ -52,13 +43,6 @@ def regroup(axes: Axes, shape: tuple[int, ...]) -> Axes | None:
                 return None
         result.append(tuple(taken))
     return tuple(result)
-
-
-def _divide(atom: Atom, outer: int) -> tuple[Atom, Atom]:
-    return (
-        Atom(outer, atom.group, repeated=atom.repeated),
-        Atom(atom.size // outer, atom.group, repeated=atom.repeated),
-    )
 
 
 def _permute(node: fx.Node, axes: Axes) -> Axes:
@@ -79,7 +63,7 @@ def _select(node: fx.Node, axes: Axes) -> Axes:
     return axes[:dim] + axes[dim + 1 :]
 
 
-def _anywhere(node: fx.Node, axes: Axes, labels: Labels) -> Axes:
+def moved_anywhere(node: fx.Node, axes: Axes, labels: Labels) -> Axes:
     """A move that may bring any element anywhere: each output axis is like the input atoms whose
     coordinates change along it."""
     source = tensor_inputs(node)[0]

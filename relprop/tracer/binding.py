@@ -96,39 +96,34 @@ class Inputs:
 def bind(inputs: Any) -> Inputs:
     """The user's ``inputs`` (a tensor, a tuple of positional arguments, or a mapping of keyword
     arguments), batch first."""
-    args: Args
-    no_kwargs: Kwargs = {}
+    given: dict[int | str, Any]
     if isinstance(inputs, Tensor):
-        args, kwargs = (inputs,), no_kwargs
+        given = {0: inputs}
     elif isinstance(inputs, (tuple, list)):
-        args, kwargs = tuple(inputs), no_kwargs
+        given = dict(enumerate(inputs))
     elif isinstance(inputs, Mapping) or hasattr(inputs, "keys"):
-        args, kwargs = (), {str(k): inputs[k] for k in list(inputs.keys())}
+        given = {str(k): inputs[k] for k in list(inputs.keys())}
     else:
         then = "give a tensor, a tuple of positional arguments, or a dict of keyword arguments"
         fact = f"inputs is {type(inputs).__name__}"
         raise InputError(fact, then=[*made_of(inputs), f"{then}, batch first"])
-    places = [("args", i, v) for i, v in enumerate(args)] + [
-        ("kwargs", k, v) for k, v in kwargs.items()
-    ]
-    tensor_places = [(kind, key) for kind, key, v in places if isinstance(v, Tensor)]
-    tensors = tuple(v for _, _, v in places if isinstance(v, Tensor))
-    names = tuple(str(key) if kind == "kwargs" else f"input_{key}" for kind, key in tensor_places)
-    _refuse_bad(names, tensors, [(k, v) for _, k, v in places])
+    keys = [key for key, value in given.items() if isinstance(value, Tensor)]
+    tensors = tuple(given[key] for key in keys)
+    names = tuple(key if isinstance(key, str) else f"input_{key}" for key in keys)
+    _refuse_bad(names, tensors, given)
     if not tensors:
-        held = ", ".join(sorted({type(value).__name__ for *_, value in places}))
+        held = ", ".join(sorted({type(value).__name__ for value in given.values()}))
         fact = "inputs holds no tensor" + (f" but {held}" if held else "")
         raise InputError(fact, then=made_of(inputs))
 
     def rebuild(replaced: tuple[Tensor, ...]) -> tuple[Args, Kwargs]:
-        new_args, new_kwargs = list(args), dict(kwargs)
-        for (kind, key), value in zip(tensor_places, replaced, strict=True):
-            (new_args if kind == "args" else new_kwargs)[key] = value  # type: ignore[index]
-        return tuple(new_args), new_kwargs
+        made = given | dict(zip(keys, replaced, strict=True))
+        args = tuple(value for key, value in made.items() if isinstance(key, int))
+        return args, {key: value for key, value in made.items() if isinstance(key, str)}
 
     batch = tensors[0].shape[0]
     batched = tuple(t.dim() > 0 and t.shape[0] == batch for t in tensors)
-    static = repr([(key, v) for _, key, v in places if not isinstance(v, Tensor)])
+    static = repr([(key, v) for key, v in given.items() if not isinstance(v, Tensor)])
     return Inputs(names, tensors, rebuild, batched, batch, static)
 
 
@@ -158,9 +153,9 @@ def wrapped(takes: str, gives: str, inputs: str) -> list[str]:
 
 
 def _refuse_bad(
-    names: tuple[str, ...], tensors: tuple[Tensor, ...], places: list[tuple[object, object]]
+    names: tuple[str, ...], tensors: tuple[Tensor, ...], given: Mapping[int | str, object]
 ) -> None:
-    for key, value in places:
+    for key, value in given.items():
         if isinstance(value, (list, dict)) and any(
             isinstance(v, Tensor) for v in (value.values() if isinstance(value, dict) else value)
         ):
@@ -172,41 +167,37 @@ def _refuse_bad(
             fact = f"input {key!r} is a {type(value).__name__} of tensors; give each tensor "
             raise InputError(fact + "as an input of its own", then=then)
     for name, tensor in zip(names, tensors, strict=True):
-        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            fact = (
-                f"input {name!r} is inside of torch.vmap or torch.func: it has no values of its own"
-            )
-            raise InputError(fact, then=["explain outside of it; a batch is explained at once"])
-        layout = str(tensor.layout).removeprefix("torch.")
-        for kind, there, call in (
-            ("quantized", tensor.is_quantized, "dequantize()"),
-            ("nested", tensor.is_nested, "to_padded_tensor(0)"),
-            (layout, tensor.layout != torch.strided, "to_dense()"),
-        ):
-            if there:
-                fact = f"input {name!r} is a {kind} tensor; dense ones are needed"
-                raise InputError(fact, then=[f"{name}.{call}"])
-        if tensor.dim() == 0 and tensor is tensors[0]:
-            raise InputError(f"input {name!r} has no batch axis (its shape is [])")
-        if tensor.dim() and tensor.shape[0] == 0:
-            raise InputError(f"input {name!r} is an empty batch, shape {list(tensor.shape)}")
-        if tensor.numel() == 0:
-            shape = list(tensor.shape)
-            raise InputError(f"input {name!r} is empty, shape {shape}: there is nothing to explain")
-        if tensor.device.type == "meta":
-            raise InputError(f"input {name!r} is on the meta device: it has no values")
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            bad = int((~torch.isfinite(tensor)).sum())
-            masked = (
-                bool((tensor == float("-inf")).any())
-                and not bool(torch.isnan(tensor).any())
-                and not bool((tensor == float("inf")).any())
-            )
-            if not masked or len(tensors) == 1:
-                raise InputError(
-                    f"input {name!r} holds {bad} values that are NaN or infinite, of "
-                    f"{tensor.numel()}"
-                )
+        for fact, *then in _faults(name, tensor, tensors):
+            raise InputError(f"input {name!r} {fact}", then=then)
+
+
+def _faults(name: str, tensor: Tensor, tensors: tuple[Tensor, ...]) -> Iterator[tuple[str, ...]]:
+    """What is wrong with one of the inputs, and what to do."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        fact = "is inside of torch.vmap or torch.func: it has no values of its own"
+        yield fact, "explain outside of it; a batch is explained at once"
+    layout = str(tensor.layout).removeprefix("torch.")
+    for kind, there, call in (
+        ("quantized", tensor.is_quantized, "dequantize()"),
+        ("nested", tensor.is_nested, "to_padded_tensor(0)"),
+        (layout, tensor.layout != torch.strided, "to_dense()"),
+    ):
+        if there:
+            yield f"is a {kind} tensor; dense ones are needed", f"{name}.{call}"
+    shape = list(tensor.shape)
+    if tensor.dim() == 0 and tensor is tensors[0]:
+        yield ("has no batch axis (its shape is [])",)
+    if tensor.dim() and shape[0] == 0:
+        yield (f"is an empty batch, shape {shape}",)
+    if tensor.numel() == 0:
+        yield (f"is empty, shape {shape}: there is nothing to explain",)
+    if tensor.device.type == "meta":
+        yield ("is on the meta device: it has no values",)
+    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        bad = int((~torch.isfinite(tensor)).sum())
+        others = torch.isnan(tensor) | (tensor == float("inf"))  # than what masks scores
+        if bool(others.any()) or len(tensors) == 1:
+            yield (f"holds {bad} values that are NaN or infinite, of {tensor.numel()}",)
 
 
 def flatten_output(output: object) -> tuple[list[Tensor], OutputTree]:

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_map_only
 from relprop.errors import InputError, first_line, message, out_of_memory
 from relprop.operations import Args, Kwargs, Value
 from relprop.tracer.editing import tensor_inputs
+from relprop.tracer.facts import describe, place
 from relprop.tracer.kernels import KERNELS
-from relprop.tracer.program import describe, place
 
 Values = dict[fx.Node, Value]
 V = TypeVar("V")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from types import MappingProxyType
 
 import torch
@@ -26,16 +27,16 @@ from relprop.tracer.binding import Inputs
 from relprop.tracer.draws import Draws, fix_draws
 from relprop.tracer.facts import Facts, know, place
 from relprop.tracer.flat import Flat, memory, run_eager
-from relprop.tracer.guards import Guards
-from relprop.tracer.leftovers import no_view, without_leftovers
+from relprop.tracer.guards import Guards, Noticed, choices, deciding_nodes
 from relprop.tracer.offloaded import in_outline, is_offloaded, loaded
-from relprop.tracer.program import FrontEnd, OutputTree
-from relprop.tracer.reads import Noticed, choices, deciding_nodes
+from relprop.tracer.program import Captured, FrontEnd, OutputTree
 from relprop.tracer.recorded import (
+    no_view,
     of_one_thread,
     record_alike,
     recorded_place,
     recorded_value,
+    without_leftovers,
     without_values,
 )
 from relprop.tracer.side_effects import taken_back
@@ -47,6 +48,7 @@ from relprop.tracer.surroundings import (
     with_experts_seen,
 )
 from relprop.tracer.transforms import seen_through
+from relprop.tracer.undoing import replaced, undone
 
 #: What is said where values must be there for a graph to be recorded.
 ALL_LOADED = (
@@ -55,21 +57,11 @@ ALL_LOADED = (
 )
 
 
-@dataclass
-class Capture:
-    """A raw graph, where its constants are, and how the model's outputs are put together.
-    ``stored``: whether it was read from disk."""
+@dataclass(frozen=True, eq=False)
+class Capture(Captured):
+    """A raw graph, and what the model itself returned, ``eager``."""
 
-    graph: fx.Graph
-    constants: dict[str, Tensor]
-    outputs: OutputTree
-    front_end: FrontEnd
-    decisions: tuple[str, ...] = ()
     eager: list[Tensor] = field(default_factory=list)
-    draws: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ()
-    guards: Guards | None = None
-    stored: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,6 +80,18 @@ class _Recorded:
         """Where it depends on values."""
         return (*(str(place(n)) for n in self.deciding), *self.baked)
 
+    def captured(
+        self, outputs: OutputTree, inputs: Inputs, eager: list[Tensor], draws: Draws
+    ) -> Capture:
+        """The same, its random numbers fixed, with what the model returned."""
+        graph, constants, decisions = self.graph, self.constants, self.decisions
+        guarded = self.deciding and not (self.baked or draws.drawn)
+        guards = Guards.of(graph, constants, self.deciding, inputs.tensors) if guarded else None
+        drawn = fix_draws(graph, constants, draws)
+        chosen = choices(graph, constants) if decisions else ()
+        known = decisions, drawn, chosen, guards
+        return Capture(graph, constants, outputs, self.front_end, *known, eager=eager)
+
 
 def capture(model: nn.Module, inputs: Inputs) -> Capture:
     """Capture ``model`` on ``inputs`` (one sample), hooks included. Raises ``CaptureError`` when
@@ -102,7 +106,7 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
         try:
             with same_chance(model), seen_through(), with_experts_seen(model), in_outline(model):
                 recorded = _export(flat, inputs)
-            return _captured(recorded, inputs, outputs, eager, draws)
+            return recorded.captured(outputs, inputs, eager, draws)
         except Exception as refused:  # torch.export raises many types, some of them internal
             take_back()
             if is_offloaded(model):
@@ -112,28 +116,7 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
                     recorded = _concrete(Flat(model, inputs), inputs, take_back)
             except Exception as failed:
                 raise _neither(model, refused, failed) from failed
-            return _captured(recorded, inputs, outputs, eager, draws)
-
-
-def _captured(
-    recorded: _Recorded, inputs: Inputs, outputs: OutputTree, eager: list[Tensor], draws: Draws
-) -> Capture:
-    """What was recorded, its random numbers fixed."""
-    graph, constants, deciding = recorded.graph, recorded.constants, recorded.deciding
-    decisions = recorded.decisions
-    guarded = deciding and not (recorded.baked or draws.drawn)
-    guards = Guards.of(graph, constants, deciding, inputs.tensors) if guarded else None
-    return Capture(
-        graph,
-        constants,
-        outputs,
-        recorded.front_end,
-        decisions,
-        eager,
-        fix_draws(graph, constants, draws),
-        choices(graph, constants) if decisions else (),
-        guards,
-    )
+            return recorded.captured(outputs, inputs, eager, draws)
 
 
 def _neither(model: nn.Module, refused: Exception, failed: Exception) -> CaptureError:
@@ -156,18 +139,12 @@ def _neither(model: nn.Module, refused: Exception, failed: Exception) -> Capture
 
 def _weights_of_integers(model: nn.Module) -> str:
     """The first module whose parameter holds integers: weights that its library alone can read."""
-    return next(
-        (
-            (
-                f"module {path!r} ({type(m).__name__}) keeps its weights as "
-                f"{type(p).__name__} of {str(p.dtype).removeprefix('torch.')}"
-            )
-            for path, m in model.named_modules()
-            for p in m._parameters.values()
-            if p is not None and not p.is_floating_point()
-        ),
-        "",
-    )
+    for path, module in model.named_modules():
+        for p in module._parameters.values():
+            if p is not None and not p.is_floating_point():
+                kinds = f"{type(p).__name__} of {str(p.dtype).removeprefix('torch.')}"
+                return f"module {path!r} ({type(module).__name__}) keeps its weights as {kinds}"
+    return ""
 
 
 @contextlib.contextmanager
@@ -177,18 +154,16 @@ def _tracing(flat: Flat) -> Iterator[None]:
     they switch in PyTorch is switched back also where they are interrupted in the middle of it."""
     included = torch._C._dispatch_tls_local_include_set()
     excluded = torch._C._dispatch_tls_local_exclude_set()
-    flat.traced = True
-    try:
-        with (
-            torch._C._ForceDispatchKeyGuard(included, excluded),
-            unwarned(),
-            unlogged(),
-            of_one_thread(),
-            _use_lazy_graph_module(True),
-        ):
-            yield
-    finally:
-        flat.traced = False
+    with (
+        undone() as steps,
+        torch._C._ForceDispatchKeyGuard(included, excluded),
+        unwarned(),
+        unlogged(),
+        of_one_thread(),
+        _use_lazy_graph_module(True),
+    ):
+        replaced(steps, flat, "traced", True)
+        yield
 
 
 def _export(flat: Flat, inputs: Inputs) -> _Recorded:
@@ -259,9 +234,7 @@ def _concrete(flat: Flat, inputs: Inputs, take_back: Callable[[], None]) -> _Rec
         )(*inputs.tensors)
     take_back()  # before the values of what the graph holds are copied
     graph, constants = import_graph(module, flat)
-    unknown = {
-        name for name in constants if memory(_attribute(module, name)) not in flat.attributes
-    }
+    unknown = {n for n in constants if memory(attrgetter(n)(module)) not in flat.attributes}
     baked = tuple(
         f"a tensor made outside the graph, for {place(next(iter(n.users)))}"
         for n in graph.nodes
@@ -298,12 +271,5 @@ def import_graph(
     return graph, constants
 
 
-def _attribute(
-    module: nn.Module, target: str, held: Mapping[str, object] = MappingProxyType({})
-) -> object:
-    if target in held:
-        return held[target]
-    value: object = module
-    for part in target.split("."):
-        value = getattr(value, part)
-    return value
+def _attribute(module: nn.Module, target: str, held: Mapping[str, object]) -> object:
+    return held[target] if target in held else attrgetter(target)(module)

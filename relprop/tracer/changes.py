@@ -9,7 +9,8 @@ like everything else.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -82,25 +83,17 @@ def changed(program: Program, inputs: Inputs, change: Change, model: nn.Module |
     graph, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in program.graph.nodes:
         nodes[node] = graph.node_copy(node, nodes.__getitem__)
-    constants, before = dict(program.constants), nodes[change.node]
-    entering = _Entering(program, before, _outside(before, change))
-    after = _replacement(before, change, entering, constants, inputs.tensors[0].device)
-    own = made_after(before, after)
-    before.replace_all_uses_with(after, lambda n: n not in own and change.is_read_by(n))
-    _redirect(before, after, change, entering)
+    own = {"graph": graph, "constants": dict(program.constants), "stored": False}
+    raw = Capture(**program.captured() | own)
+    before, device = nodes[change.node], inputs.tensors[0].device
+    entering = _Entering(program.inputs, change, before, raw.constants, device)
+    after = entering.replacement()
+    inside = made_after(before, after)
+    before.replace_all_uses_with(after, lambda n: n not in inside and change.is_read_by(n))
+    entering.redirect(after)
     past = tuple(nodes[n] for n in read_past(program, change) if _is_read_past(nodes[n], change))
-    capture = Capture(
-        graph,
-        constants,
-        program.outputs,
-        program.front_end,
-        program.decisions,
-        draws=program.draws,
-        choices=program.choices,
-        guards=program.guards,
-    )
     whole = entering.add_to(inputs)
-    made = assemble(capture, whole.names, tuple(program.leaves), model)
+    made = assemble(raw, whole.names, tuple(program.leaves), model)
     for name, node in entering.nodes.items():
         decide_books(node, name, side=False)
     labels = {name: nodes[node] for name, node in program.labels.items()}
@@ -108,24 +101,6 @@ def changed(program: Program, inputs: Inputs, change: Change, model: nn.Module |
     origin = program.changed or program
     made = replace(made, dtype=program.dtype, changed=origin, labels=labels)
     return Changed(made, whole, past)
-
-
-def _outside(node: fx.Node, change: Change) -> Place:
-    """Where the call of the module stands that returns a node; of no module's, the node itself."""
-    around = [path for path, _ in place(node).modules]
-    depth = around.index(change.call) if change.call in around else len(around)
-    return replace(place(node), modules=place(node).modules[:depth])
-
-
-def _redirect(before: fx.Node, after: fx.Node, change: Change, entering: _Entering) -> None:
-    """Let those who read the same numbers laid out otherwise, as they were before the module's last
-    moves, read what is set."""
-    while kind(before) in (Kind.RESHAPE, Kind.PERMUTE):
-        after, moved = entering.moved_back(before, after), operand(before)
-        for user in [n for n in moved.users if change.is_read_by(n) and after < n]:
-            if user is not before:
-                user.replace_input_with(moved, after)
-        before = moved
 
 
 def _renamed(program: Program, change: Change) -> list[str]:
@@ -156,63 +131,54 @@ def _is_read_past(node: fx.Node, change: Change) -> bool:
     return any(change.is_read_by(n) and n.op != "output" for n in node.users)
 
 
-def _replacement(
-    before: fx.Node,
-    change: Change,
-    entering: _Entering,
-    constants: dict[str, Tensor],
-    device: torch.device,
-) -> fx.Node:
-    """What stands in place of a node, made behind it."""
-    after = before
-    if change.function is not None:
-        after = _inlined(entering, change, constants, device)
-        if after not in depending(before.graph.nodes, [before]):
-            fact = f"the function for {change.name!r} makes nothing of the value that it gets"
-            then = ["set what it gives: probe.set(name, function(probe.value(name)[name]))"]
-            raise OptionError(message(fact, then=then))
-    elif change.value is not None:
-        after = entering(f"set {change.name}", change.value)
-    if change.where is None:
-        return after
-    mask = entering(f"where {change.name} is set", change.where)
-    return entering.emitted(aten.where.self, mask, after, before)
-
-
+@dataclass(frozen=True)
 class _Entering:
-    """The inputs that come in beside those of a program, for the node ``before``; what is made of
-    them is ``at`` that place."""
+    """What comes in beside the inputs of a program, ``known``, for a change of the node ``before``.
+    ``constants``: those of the new graph."""
 
-    def __init__(self, program: Program, before: fx.Node, at: Place) -> None:
-        self.before, self.at = before, at
-        self.known, self.number = program.inputs, len(program.inputs)
-        self.nodes: dict[str, fx.Node] = {}
-        self.tensors: dict[str, Tensor] = {}
+    known: tuple[str, ...]
+    change: Change
+    before: fx.Node
+    constants: dict[str, Tensor]
+    device: torch.device
+    nodes: dict[str, fx.Node] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
 
-    def __call__(self, wanted: str, tensor: Tensor) -> fx.Node:
-        """One more, in the shape of the node's value."""
-        name = wanted if wanted not in self.known else f"{wanted} ({self.number})"
-        self.tensors[name] = tensor
-        self.nodes[name] = _input(self.before.graph, tensor)
-        shape, given = list(val(self.before).shape), self.nodes[name]
-        if list(val(given).shape) == shape:
-            return given
-        return self.emitted(aten.reshape.default, given, shape)
+    @cached_property
+    def at(self) -> Place:
+        """Where the call of the module stands that returns the node; of no module's, the node."""
+        found, call = place(self.before), self.change.call
+        around = [path for path, _ in found.modules]
+        depth = around.index(call) if call in around else len(around)
+        return replace(found, modules=found.modules[:depth])
 
-    def moved_back(self, move: fx.Node, value: fx.Node) -> fx.Node:
-        """What a reshape or a permutation reads if it gives ``value``."""
-        if kind(move) is Kind.RESHAPE:
-            return self.emitted(aten.reshape.default, value, shape_of(operand(move)))
-        order = arguments(move)[1]
-        back = [order.index(i) for i in range(len(order))]
-        return self.emitted(aten.permute.default, value, back)
+    def replacement(self) -> fx.Node:
+        """What stands in place of the node, made behind it."""
+        before, change = self.before, self.change
+        after = before
+        if change.function is not None:
+            after = self._inlined()
+            if after not in depending(before.graph.nodes, [before]):
+                fact = f"the function for {change.name!r} makes nothing of the value that it gets"
+                then = ["set what it gives: probe.set(name, function(probe.value(name)[name]))"]
+                raise OptionError(message(fact, then=then))
+        elif change.value is not None:
+            after = self._input(f"set {change.name}", change.value)
+        if change.where is None:
+            return after
+        mask = self._input(f"where {change.name} is set", change.where)
+        return self._emitted(aten.where.self, mask, after, before)
 
-    def emitted(self, op: object, *args: object) -> fx.Node:
-        """A call behind all that it reads."""
-        last = max(self.before, *(a for a in args if isinstance(a, fx.Node)))
-        new = emit(last.next, op, *args)  # type: ignore[arg-type]
-        know(new, replace(facts_of(new), place=self.at))
-        return new
+    def redirect(self, after: fx.Node) -> None:
+        """Let those who read the same numbers laid out otherwise, as they were before the module's
+        last moves, read what is set."""
+        before = self.before
+        while kind(before) in (Kind.RESHAPE, Kind.PERMUTE):
+            after, moved = self._moved_back(before, after), operand(before)
+            for user in [n for n in moved.users if self.change.is_read_by(n) and after < n]:
+                if user is not before:
+                    user.replace_input_with(moved, after)
+            before = moved
 
     def add_to(self, inputs: Inputs) -> Inputs:
         """The call with them."""
@@ -220,75 +186,88 @@ class _Entering:
         batched = (*inputs.batched, *(True for _ in self.tensors))
         return replace(inputs, names=names, tensors=tensors, batched=batched)
 
+    def _input(self, wanted: str, tensor: Tensor) -> fx.Node:
+        """One more behind the others, in the shape of the node's value."""
+        name = wanted if wanted not in self.known else f"{wanted} ({len(self.known)})"
+        graph = self.before.graph
+        others = graph.find_nodes(op="placeholder")
+        with graph.inserting_after(others[-1]):
+            given = graph.placeholder(f"set_{len(others)}")
+        know(given, Facts(tensor[:1].to("meta"), live=True))
+        self.tensors[name], self.nodes[name] = tensor, given
+        shape = shape_of(self.before)
+        same = shape_of(given) == shape
+        return given if same else self._emitted(aten.reshape.default, given, shape)
 
-def _input(graph: fx.Graph, tensor: Tensor) -> fx.Node:
-    """One input more, behind the others."""
-    last = graph.find_nodes(op="placeholder")[-1]
-    with graph.inserting_after(last):
-        node = graph.placeholder(f"set_{len(graph.find_nodes(op='placeholder'))}")
-    know(node, Facts(tensor[:1].to("meta"), live=True))
-    return node
+    def _moved_back(self, move: fx.Node, value: fx.Node) -> fx.Node:
+        """What a reshape or a permutation reads if it gives ``value``."""
+        if kind(move) is Kind.RESHAPE:
+            return self._emitted(aten.reshape.default, value, shape_of(operand(move)))
+        order = arguments(move)[1]
+        back = [order.index(i) for i in range(len(order))]
+        return self._emitted(aten.permute.default, value, back)
 
+    def _emitted(self, op: object, *args: object) -> fx.Node:
+        """A call behind all that it reads."""
+        last = max(self.before, *(a for a in args if isinstance(a, fx.Node)))
+        new = emit(last.next, op, *args)  # type: ignore[arg-type]
+        know(new, replace(facts_of(new), place=self.at))
+        return new
 
-def _inlined(
-    entering: _Entering, change: Change, constants: dict[str, Tensor], device: torch.device
-) -> fx.Node:
-    """What the function makes of the node's value, as nodes behind it."""
-    before, prefix = entering.before, f"set{entering.number}"
-    graph, held = _traced(before, change, device)
-    at, copied = before, dict[fx.Node, fx.Node]()
-    for node in graph.nodes:
-        if node.op == "placeholder":
-            copied[node] = before
-        elif node.op == "output":
-            return copied[node.args[0][0]]  # type: ignore[index, return-value]
-        else:
-            with before.graph.inserting_after(at):
-                at = copied[node] = before.graph.node_copy(node, copied.__getitem__)
-            if node.op == "get_attr":
-                at.target = f"{prefix}.{node.target}"
-                constants[at.target] = held[str(node.target)]
-            know(at, replace(facts_of(node), place=entering.at, live=None))
-    raise AssertionError("a graph has an output")
+    def _inlined(self) -> fx.Node:
+        """What the function makes of the node's value, as nodes behind it."""
+        own, (graph, held) = self.before.graph, self._traced()
+        at, copied = self.before, dict[fx.Node, fx.Node]()
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                copied[node] = self.before
+            elif node.op == "output":
+                return copied[node.args[0][0]]  # type: ignore[index, return-value]
+            else:
+                with own.inserting_after(at):
+                    at = copied[node] = own.node_copy(node, copied.__getitem__)
+                if node.op == "get_attr":
+                    at.target = f"set{len(self.known)}.{node.target}"
+                    self.constants[at.target] = held[str(node.target)]
+                know(at, replace(facts_of(node), place=self.at, live=None))
+        raise AssertionError("a graph has an output")
 
+    def _traced(self) -> tuple[fx.Graph, dict[str, Tensor]]:
+        """The function's own graph, of one sample's value."""
+        like, change, function = val(self.before), self.change, self.change.function
+        lead = like.dim() > 1 and like.shape[0] == 1
+        assert function is not None
 
-def _traced(
-    before: fx.Node, change: Change, device: torch.device
-) -> tuple[fx.Graph, dict[str, Tensor]]:
-    """The function's own graph, of one sample's value."""
-    like = val(before)
-    lead = like.dim() > 0 and like.shape[0] == 1 and like.dim() > 1
-    function = change.function
-    assert function is not None
+        def one(x: Tensor) -> tuple[Tensor]:
+            made = function(x if lead else x[None])
+            return (made.expand(1, *like.shape[lead:]).reshape(like.shape),)
 
-    def one(x: Tensor) -> tuple[Tensor]:
-        return (function(x if lead else x[None]).expand(1, *like.shape[lead:]).reshape(like.shape),)
-
-    try:
-        with TRACING:
-            sample = torch.zeros(like.shape, dtype=like.dtype, device=device)
-            with torch.enable_grad():
-                module = make_fx(one, tracing_mode="real", pre_dispatch=True)(sample)
-            _refuse_no_grad(module.graph, change.name)
-            graph, held = import_graph(module, None)
-            canonicalise(graph, device, held)
-        if change.example is not None:
-            shown = change.example.to(like.dtype).reshape(like.shape)
-            off = (module(shown)[0] - one(shown)[0]).abs().max()
-            if not off <= 1e-4 * (1 + shown.abs().max()):
-                raise ValueError("it leaves tensor operations, so that its values are constants")
-    except RelpropError:
-        raise
-    except Exception as error:
-        why = "it branches on values" if "tracing" in str(error) else first_line(error)
-        fact = f"the function for {change.name!r} cannot be followed: {why}"
-        then = [
-            "it gets the value, batch first, and returns one of its shape, by tensor operations "
-            "that treat each sample alone",
-            "or set a value: probe.set(name, function(probe.value(name)[name]))",
-        ]
-        raise OptionError(message(fact, then=then)) from error
-    return graph, held
+        try:
+            with TRACING:
+                sample = torch.zeros(like.shape, dtype=like.dtype, device=self.device)
+                with torch.enable_grad():
+                    module = make_fx(one, tracing_mode="real", pre_dispatch=True)(sample)
+                _refuse_no_grad(module.graph, change.name)
+                graph, held = import_graph(module, None)
+                canonicalise(graph, self.device, held)
+            if change.example is not None:
+                shown = change.example.to(like.dtype).reshape(like.shape)
+                off = (module(shown)[0] - one(shown)[0]).abs().max()
+                if not off <= 1e-4 * (1 + shown.abs().max()):
+                    fact = "it leaves tensor operations, so that its values are constants"
+                    raise ValueError(fact)
+        except RelpropError:
+            raise
+        except Exception as error:
+            why = "it branches on values" if "tracing" in str(error) else first_line(error)
+            fact = f"the function for {change.name!r} cannot be followed: {why}"
+            then = [
+                "it gets the value, batch first, and returns one of its shape, by tensor "
+                "operations that treat each sample alone",
+                "or set a value: probe.set(name, function(probe.value(name)[name]))",
+            ]
+            raise OptionError(message(fact, then=then)) from error
+        return graph, held
 
 
 def _refuse_no_grad(graph: fx.Graph, name: str) -> None:

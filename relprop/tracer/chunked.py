@@ -77,21 +77,15 @@ class Chunked:
         """What a ``function`` of one sample makes of each chunk that is ``wanted``, batch first. It
         is given all values in the site, the chunk of ``along`` (tensors like the site's result),
         all of ``beside``, and which chunk it is."""
+
+        def one_sample(whole: Values, chunk: Chunk, own: Values, here: Value, rest: Value) -> Value:
+            return function(whole | own, here, rest, chunk)
+
         for chunk in filter(wanted, self.chunks()):
             inside = self.inside(chunk)
             own = {n: v for n, v in inside.items() if is_batched(n)}
             here = tree_map(lambda t, chunk=chunk: t.narrow(self.axis, *chunk), along)
-
-            def one_sample(
-                own: Values,
-                here: Value,
-                beside: Value,
-                inside: Values = inside,
-                chunk: Chunk = chunk,
-            ) -> Value:
-                return function(inside | own, here, beside, chunk)
-
-            yield chunk, per_sample(one_sample, own, here, beside)
+            yield chunk, per_sample(partial(one_sample, inside, chunk), own, here, beside)
 
     def inside(self, chunk: Chunk) -> Values:
         """All values in the site for a chunk, batch first where they differ from sample to sample;
@@ -101,10 +95,7 @@ class Chunked:
             return kept.found[key]
         fixed, given = self.part(chunk)
         nodes = [n for n in self.attention.nodes if is_batched(n)]
-        for node in self.attention.nodes:
-            if not is_batched(node):
-                sizes = self.attention.sizes(node, chunk.size)
-                fixed[node] = self.forms.call(node, fixed, self.dtype, sizes)
+        fixed = self._run([n for n in self.attention.nodes if not is_batched(n)], fixed, chunk.size)
 
         def one_sample(*given: Tensor) -> tuple[Value, ...]:
             known = self.values(fixed, given, chunk.size)
@@ -117,10 +108,13 @@ class Chunked:
     def values(self, fixed: Values, given: tuple[Tensor, ...], count: int) -> Values:
         """All values in the site for one sample and ``count`` queries."""
         known = fixed | dict(zip(self.batched, given, strict=True))
-        for node in self.attention.nodes:
-            if node not in known:
-                sizes = self.attention.sizes(node, count)
-                known[node] = self.forms.call(node, known, self.dtype, sizes)
+        return self._run([n for n in self.attention.nodes if n not in known], known, count)
+
+    def _run(self, nodes: list[fx.Node], known: Values, count: int) -> Values:
+        """What is ``known``, and the values of some more nodes, for ``count`` queries."""
+        for node in nodes:
+            sizes = self.attention.sizes(node, count)
+            known[node] = self.forms.call(node, known, self.dtype, sizes)
         return known
 
     def result(self, fixed: Values, given: tuple[Tensor, ...], chunk: Chunk) -> Tensor:
@@ -158,14 +152,13 @@ class Chunked:
         """The same of the masks at these inputs. A run that is recorded looks at no values."""
         if is_recorded():
             return None
-        whole = self.attention.queries
-        size = max(1, CHUNK_BYTES * whole // self._mask_bytes)
+        size = max(1, CHUNK_BYTES * self.attention.queries // self._mask_bytes)
 
         def rows() -> Iterator[tuple[int, Tensor]]:
-            for first in range(0, whole, size):
-                chunk = Chunk(first, min(size, whole - first))
+            for chunk in replace(self, size=size).chunks():
                 fixed, given = self.part(chunk)
-                yield first, per_sample(partial(self._added, kernel, fixed, chunk.size), *given)
+                made = partial(self._added, kernel, fixed, chunk.size)
+                yield chunk.first, per_sample(made, *given)
 
         return causal_alone(kernel, rows())
 
@@ -192,7 +185,7 @@ class Chunked:
         keys = forms.scaled(known[kernel.keys], by.keys)
         values = forms.scaled(known[site.values], by.values)
         mask = mask if mask is None else forms.scaled(mask, by.mask)
-        return KernelCall.of(queries, keys, values, mask, kernel.scale, causal)
+        return KernelCall(queries, keys, values, mask, kernel.scale, causal)
 
     def _added(self, kernel: Kernel, fixed: Values, count: int, *given: Tensor) -> Tensor:
         known = fixed | dict(zip(self.batched, given, strict=True))

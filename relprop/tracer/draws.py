@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from typing import Self
 
 import numpy as np
 import torch
@@ -28,19 +27,14 @@ ELSEWHERE = "numpy.random or random"
 
 class Draws(TorchDispatchMode):
     """What is drawn while this is active, in order: the operator and the numbers. ``elsewhere``:
-    whether Python or numpy drew."""
+    whether Python or numpy drew, from when this was made."""
 
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.drawn: list[tuple[Operator, Tensor | None]] = []
-        self._before: object = None
-
-    def __enter__(self) -> Self:
         self._before = _states()
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.elsewhere = self._before != _states()
@@ -90,10 +84,8 @@ def numbers_of(constants: Mapping[str, Tensor]) -> dict[int, Tensor]:
 def fix_draws(graph: fx.Graph, constants: dict[str, Tensor], draws: Draws) -> tuple[str, ...]:
     """Put the numbers drawn into the graph in place of its draws, as ``constants``; where all are.
     Draws that are not those of the run, or that read an input's values, stay as they are."""
-    places = (
-        *(str(place(n)) for n in graph.nodes if is_random_call(n)),
-        *[ELSEWHERE] * draws.elsewhere,
-    )
+    places = tuple(str(place(n)) for n in graph.nodes if is_random_call(n))
+    places += (ELSEWHERE,) * draws.elsewhere
     nodes = [n for n in graph.nodes if kind(n) is Kind.RANDOM]
     if [n.target for n in nodes] != [func for func, _ in draws.drawn]:
         return places

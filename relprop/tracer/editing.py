@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 from relprop.operations import (
     Args,
     Kind,
+    Kwargs,
     Operator,
     Value,
     argument,
@@ -23,6 +24,7 @@ from relprop.operations import (
     operand,
 )
 from relprop.tracer.facts import Facts, decide_liveness, facts_of, know, place
+from relprop.tracer.follow import reached
 
 aten = torch.ops.aten
 
@@ -65,11 +67,15 @@ def emit(like: fx.Node, op: Operator, *args: Argument, **kwargs: Argument) -> fx
     with graph.inserting_before(like):
         node = graph.call_function(op, args, kwargs)
     live = any(is_live(n) for n in node.all_input_nodes)
+    know(node, Facts(without_numbers(op, args, kwargs), place(like), live))
+    return node
+
+
+def without_numbers(op: Operator, args: Args, kwargs: Kwargs) -> Value:
+    """What a call gives, as tensors on the meta device."""
     on_meta = {**kwargs, "device": "meta"} if "device" in kwargs else kwargs
     made = op(*tree_map(val, args), **tree_map(val, on_meta))
-    value = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, made)
-    know(node, Facts(value, place(like), live))
-    return node
+    return tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, made)
 
 
 def reshaped(like: fx.Node, x: fx.Node, shape: Sequence[int]) -> fx.Node:
@@ -103,21 +109,18 @@ def expanded(like: fx.Node, x: fx.Node, shape: Sequence[int]) -> fx.Node:
 
 def swap(old: fx.Node, new: fx.Node) -> None:
     """``new`` in place of ``old`` everywhere; ``old`` is erased."""
-    if facts_of(old).live and not is_live(new):
-        _ask_again(old)
+    if facts_of(old).live and not is_live(new):  # what depends on it may depend on no input now
+        for one in list(reached([old], lambda node: [u for u in node.users if facts_of(u).live])):
+            for user in one.users:
+                decide_liveness(user, None)
     old.replace_all_uses_with(new)
     old.graph.erase_node(old)
 
 
 def made_after(first: fx.Node, last: fx.Node) -> set[fx.Node]:
     """``last`` and the nodes that it is made of, as far as they stand behind ``first``."""
-    found, left = set[fx.Node](), [last]
-    while left:
-        one = left.pop()
-        if first < one and one not in found:
-            found.add(one)
-            left += one.all_input_nodes
-    return found
+    behind = reached([last], lambda one: [n for n in one.all_input_nodes if first < n])
+    return {one for one in behind if first < one}
 
 
 def drop_unused(graph: fx.Graph) -> None:
@@ -172,19 +175,8 @@ def is_picked(node: fx.Node) -> bool:
     if kind(node) not in (Kind.INDEX, Kind.EMBEDDING, Kind.GATHER) or not is_float(node):
         return False
     table, *places = tensor_inputs(node)
-    return not is_live(table) and any(_is_computed(n) for n in places)
-
-
-def _is_computed(places: fx.Node) -> bool:
-    """Whether whole numbers are worked out from an activation."""
-    seen, left = {places}, [places]
-    while left:
-        above = [n for n in left.pop().all_input_nodes if is_live(n) and n not in seen]
-        if any(is_float(n) for n in above):
-            return True
-        seen.update(above)
-        left += above
-    return False
+    above = reached(places, lambda node: filter(is_live, node.all_input_nodes))
+    return not is_live(table) and any(map(is_float, above))  # worked out from an activation
 
 
 def rows_at(at: fx.Node, x: fx.Node, axis: int, places: fx.Node) -> fx.Node:
@@ -197,11 +189,7 @@ def rows_at(at: fx.Node, x: fx.Node, axis: int, places: fx.Node) -> fx.Node:
 def is_of_masks(w: fx.Node) -> bool:
     """Whether a tensor that is held still is made of truth values or whole numbers of an input, and
     of no parameter: it says which tokens are there, and is no weight."""
-    above, left = {w}, [] if is_live(w) else [w]
-    while left:
-        new = [n for n in left.pop().all_input_nodes if n not in above]
-        above.update(new)
-        left += new
+    above = [w] if is_live(w) else list(reached([w]))
     given = [n for n in above if n.op == "placeholder"]
     return bool(given) and not any(is_float(n) for n in above if n in given or n.op == "get_attr")
 
@@ -209,25 +197,8 @@ def is_of_masks(w: fx.Node) -> bool:
 def holds_weights(x: fx.Node) -> bool:
     """Whether something of the model's is among the numbers that a tensor is made of; not where
     these only say which were picked."""
-    seen, left = {x}, [x]
-    while left:
-        above = [n for n in left.pop().all_input_nodes if n not in seen and is_float(n)]
-        if any(n.op == "get_attr" for n in above):
-            return True
-        seen.update(above)
-        left += above
-    return False
-
-
-def _ask_again(node: fx.Node) -> None:
-    """What depends on a node may depend on no input without it."""
-    left = [node]
-    while left:
-        users = left.pop().users
-        known = [u for u in users if facts_of(u).live]
-        for user in users:
-            decide_liveness(user, None)
-        left += known
+    above = reached([x], lambda node: filter(is_float, node.all_input_nodes))
+    return any(n.op == "get_attr" for n in above if n is not x)
 
 
 def operands_first(node: fx.Node, is_known: Callable[[fx.Node], bool]) -> Iterator[fx.Node]:

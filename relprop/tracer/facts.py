@@ -2,7 +2,7 @@
 
 While a graph is captured and rewritten a node has a value without numbers, a place in the user's
 model and, once somebody has asked, whether it depends on an input. A finished program adds what
-the node is to relevance (``decide``); its ``facts`` are the same objects.
+the node is to relevance (``decide_role``, ``decide_books``).
 """
 
 from __future__ import annotations
@@ -42,11 +42,8 @@ class Place:
         return self.modules[-1][0] if self.modules else ""
 
     def __str__(self) -> str:
-        return (
-            f"{self.call or 'the model itself'}  ({self.source})"
-            if self.source
-            else self.call or "the model itself"
-        )
+        where = self.call or "the model itself"
+        return f"{where}  ({self.source})" if self.source else where
 
 
 @dataclass(frozen=True)
@@ -136,12 +133,9 @@ def is_floating(node: fx.Node) -> bool:
 def describe(node: fx.Node) -> str:
     """``module path  (file:line: `code`), dtype [shape]``: the place line of an error."""
     value = facts_of(node).value
-    kind = (
-        f", {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-        if isinstance(value, Tensor)
-        else ""
-    )
-    return f"{place(node)}{kind}"
+    if not isinstance(value, Tensor):
+        return str(place(node))
+    return f"{place(node)}, {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
 
 
 def refusal(node: fx.Node, fact: str, *then: str) -> CaptureError:

@@ -44,11 +44,8 @@ class Flat(nn.Module):
     def name_of(self, tensor: object, name: str) -> str | None:
         """What the model calls a tensor that a graph holds as ``name``; ``None``: it is none of the
         model's."""
-        return (
-            name
-            if name in self.tensors
-            else self._names.get(id(tensor)) or self._names.get(memory(tensor))
-        )
+        own = name if name in self.tensors else self._names.get(id(tensor))
+        return own or self._names.get(memory(tensor))
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         args, kwargs = self._rebuild(tensors)
@@ -68,15 +65,12 @@ class Refused(Exception):
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and buffers under all their names, and the tensors that a quantised one is made
     of."""
-    for name, tensor in (
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    ):
-        yield name, tensor
-        if hasattr(tensor, "__tensor_flatten__"):
-            yield from (
-                (f"{name}.{part}", getattr(tensor, part)) for part in tensor.__tensor_flatten__()[0]
-            )
+    for named in (model.named_parameters, model.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            yield name, tensor
+            if hasattr(tensor, "__tensor_flatten__"):
+                parts, _ = tensor.__tensor_flatten__()
+                yield from ((f"{name}.{part}", getattr(tensor, part)) for part in parts)
 
 
 def memory(tensor: object) -> tuple[object, ...] | None:

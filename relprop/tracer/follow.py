@@ -1,9 +1,10 @@
 """One driver for whatever is pushed forward through a graph: axes, labels, rows of attention,
-positions of the input, or just the fact that something is reached."""
+positions of the input, or just the fact that something is reached; and one for walks from node to
+node."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from torch import fx
@@ -43,3 +44,21 @@ def depending(
         return True if passes(node) else None
 
     return set(follow(nodes, dict.fromkeys(start, True), depends))
+
+
+def _operands(node: fx.Node) -> Iterable[fx.Node]:
+    return node.all_input_nodes
+
+
+def reached(
+    start: Iterable[fx.Node], step: Callable[[fx.Node], Iterable[fx.Node]] = _operands
+) -> Iterator[fx.Node]:
+    """The nodes that one comes to from those of ``start``, these included, each once; from one node
+    to all that ``step`` names: as a rule the ones that it is made of."""
+    seen = dict.fromkeys(start)
+    left = list(seen)
+    while left:
+        yield (node := left.pop())
+        new = [n for n in dict.fromkeys(step(node)) if n not in seen]
+        seen.update(dict.fromkeys(new))
+        left += new

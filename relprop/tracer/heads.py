@@ -27,9 +27,8 @@ def split_heads(
     beside = _summed_with_features(graph, axes)
     found = False
     for site in sites:
-        over, rows = (
-            axes[site.attention][-2:] if site.transposed else axes[site.attention][-2:][::-1]
-        )
+        last = axes[site.attention][-2:]
+        over, rows = last if site.transposed else last[::-1]
         apart = [a.group.root().kind == "feature" for a in rows]
         heads = [a in beside and is_one for a, is_one in zip(rows, apart, strict=True)]
         keys = [a.group.root().kind == "feature" for a in over]

@@ -17,7 +17,7 @@ from relprop.operations import Kind, kind, operand
 from relprop.operations.looking import cannot_look
 from relprop.tracer.calls import Values, call_node
 from relprop.tracer.editing import arguments, aten, shape_of, val
-from relprop.tracer.follow import depending
+from relprop.tracer.follow import depending, reached
 from relprop.tracer.kernels import attention
 from relprop.tracer.queries import Attention
 
@@ -75,7 +75,8 @@ def kernel_of(attention: Attention) -> Kernel | None:
     scaled = set(way[way.index(scores) :])
     masks = [n for n in attention.nodes if n not in scaled | {site.softmax, site.contraction}]
     found = Kernel(operand(product, 0), operand(product, 1), scale, scores, tuple(masks))
-    if not _fits(found, site.values, site.contraction):
+    operands = found.queries, found.keys, site.values, site.contraction
+    if len({tuple(shape_of(n)[:-2]) for n in operands}) > 1:
         return None
     return replace(found, causal=bool(masks) and is_causal(found, attention))
 
@@ -89,14 +90,10 @@ def _masked(node: fx.Node, attention: Attention) -> fx.Node | None:
         return operand(node, place) if hides else None
     if node.target is not aten.add.Tensor or node.kwargs:
         return None
-    made = [n for n in node.all_input_nodes if _of_product(n, attention)]
-    return made[0] if len(made) == 1 and len(node.all_input_nodes) == 2 else None
-
-
-def _of_product(node: fx.Node, attention: Attention) -> bool:
-    """Whether a node descends from a product inside the site."""
     products = {n for n in attention.nodes if kind(n) is Kind.MATMUL}
-    return node in depending(attention.nodes, products)
+    below = depending(attention.nodes, products)
+    made = [n for n in node.all_input_nodes if n in below]
+    return made[0] if len(made) == 1 and len(node.all_input_nodes) == 2 else None
 
 
 def _factor(node: fx.Node) -> float | None:
@@ -109,16 +106,16 @@ def _factor(node: fx.Node) -> float | None:
     return float(number) if kind(node) is Kind.PRODUCT else 1 / float(number)
 
 
-def _fits(kernel: Kernel, values: fx.Node, result: fx.Node) -> bool:
-    """Whether all operands have the same axes before their last two."""
-    shapes = [shape_of(n)[:-2] for n in (kernel.queries, kernel.keys, values, result)]
-    return all(shape == shapes[0] for shape in shapes)
+def _four(t: Tensor) -> Tensor:
+    """With all axes before the last three as one, which is there always."""
+    wide = t if t.dim() > 3 else t.unsqueeze(1)
+    return wide.flatten(0, -4)
 
 
 @dataclass(frozen=True)
 class KernelCall:
-    """A call of ``scaled_dot_product_attention``: operands (batch, heads, positions, features), a
-    mask that broadcasts, or ``causal``; ``shape`` is the result's."""
+    """A call of ``scaled_dot_product_attention``: operands (batch, ..., positions, features),
+    ``keys`` with positions as columns, a mask that broadcasts, or ``causal``."""
 
     queries: Tensor
     keys: Tensor
@@ -126,32 +123,16 @@ class KernelCall:
     mask: Tensor | None
     scale: float
     causal: bool
-    shape: tuple[int, ...]
 
-    @classmethod
-    def of(
-        cls,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        mask: Tensor | None,
-        scale: float,
-        causal: bool,
-    ) -> KernelCall:
-        """For (batch, ..., positions, features), and ``keys`` with positions as columns."""
-
-        def four(t: Tensor) -> Tensor:
-            wide = t if t.dim() > 3 else t.unsqueeze(1)
-            return wide.flatten(0, -4)
-
-        def rows(t: Tensor) -> Tensor:  # what kernels insist on
-            return t if t.stride(-1) == 1 else t.contiguous()
-
-        if mask is not None:
-            mask = four(mask.expand(*queries.shape[:-3], *mask.shape[-3:]))
-        shape = (*queries.shape[:-1], values.shape[-1])
-        queries, keys, values = (rows(four(t)) for t in (queries, keys.mT, values))
-        return cls(queries, keys, values, mask, scale, causal, shape)
+    @cached_property
+    def given(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """The operands and the mask as kernels take them: (batch, heads, positions, features)."""
+        four = [_four(t) for t in (self.queries, self.keys.mT, self.values)]
+        queries, keys, values = (t if t.stride(-1) == 1 else t.contiguous() for t in four)
+        if self.mask is None:
+            return queries, keys, values, None
+        wide = self.mask.expand(*self.queries.shape[:-3], *self.mask.shape[-3:])
+        return queries, keys, values, _four(wide)
 
     @cached_property
     def is_blind(self) -> bool:
@@ -165,16 +146,14 @@ class KernelCall:
         """Whether PyTorch has a kernel for it that makes no map."""
         if self.is_blind:
             return False
-        given = (self.queries, self.keys, self.values, self.mask)
-        choice: int = torch._fused_sdp_choice(*given, 0.0, self.causal, scale=self.scale)
+        choice: int = torch._fused_sdp_choice(*self.given, 0.0, self.causal, scale=self.scale)
         return choice != SDPBackend.MATH.value
 
     def made(self) -> Tensor:
         """softmax(scale·QKᵀ + mask)·V, (batch, ..., positions, features)."""
-        given = (self.queries, self.keys, self.values, self.mask)
         attend = attention if self.is_blind else F.scaled_dot_product_attention
-        made: Tensor = attend(*given, is_causal=self.causal, scale=self.scale)
-        return made.reshape(self.shape)
+        made: Tensor = attend(*self.given, is_causal=self.causal, scale=self.scale)
+        return made.reshape(*self.queries.shape[:-1], self.values.shape[-1])
 
 
 def added(
@@ -200,7 +179,7 @@ def is_causal(kernel: Kernel, attention: Attention) -> bool:
     """Whether the masks hide from each query the keys after it and nothing else, whatever the
     inputs and parameters are."""
     read = {i for n in kernel.masks for i in n.all_input_nodes} - {*kernel.masks, kernel.scores}
-    above = _above(read)
+    above = sorted(reached(read))
     if any(n.op != "call_function" for n in above):
         return False
     known: Values = {}
@@ -243,15 +222,3 @@ def _hides_later(mask: Tensor, first: int) -> bool:
     later = torch.arange(keys, device=mask.device) > here.unsqueeze(1)
     hidden, open_to = mask <= HIDDEN, mask.masked_fill(later, 0)
     return bool((hidden == later).all()) and not bool(open_to.any())
-
-
-def _above(nodes: set[fx.Node]) -> list[fx.Node]:
-    """These nodes and all that they depend on, in order."""
-    found, left = set(nodes), list(nodes)
-    while left:
-        for source in left.pop().all_input_nodes:
-            if source not in found:
-                found.add(source)
-                left.append(source)
-    graph = next(iter(nodes)).graph if nodes else None
-    return [] if graph is None else [n for n in graph.nodes if n in found]

@@ -3,6 +3,8 @@ anything that was not there before (padding, a constant)."""
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, fx
 
@@ -59,19 +61,15 @@ class Labels:
 
 def along(shape: tuple[int, ...], axis: int) -> Tensor:
     """Labels 1, 2, ... along one axis."""
-    sizes = [shape[i] if i == axis else 1 for i in range(len(shape))]
-    return (
-        torch.arange(1, shape[axis] + 1, dtype=torch.float64)
-        .reshape(sizes)
-        .expand(shape)
-        .contiguous()
-    )
+    return _numbered(shape, [size if i == axis else 1 for i, size in enumerate(shape)])
 
 
 def rows(shape: tuple[int, ...], axis: int) -> Tensor:
     """One label for each row along ``axis``: all its elements have it."""
-    others = [size if i != axis else 1 for i, size in enumerate(shape)]
-    count = int(torch.tensor(others).prod())
-    return (
-        torch.arange(1, count + 1, dtype=torch.float64).reshape(others).expand(shape).contiguous()
-    )
+    return _numbered(shape, [size if i != axis else 1 for i, size in enumerate(shape)])
+
+
+def _numbered(shape: tuple[int, ...], sizes: list[int]) -> Tensor:
+    """As many labels as ``sizes`` have places, repeated along the other axes of a shape."""
+    labels = torch.arange(1, math.prod(sizes) + 1, dtype=torch.float64)
+    return labels.reshape(sizes).expand(shape).contiguous()

@@ -13,11 +13,11 @@ from collections.abc import Container, Iterable, Mapping
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import ELEMENTWISE, MOVES, Kind, argument, kind
+from relprop.operations import ELEMENTWISE, MOVES, Kind, argument, kind, operand
 from relprop.tracer.atoms import Axes, Axis
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.facts import decide_liveness, place
-from relprop.tracer.follow import depending
+from relprop.tracer.follow import depending, reached
 from relprop.tracer.program import Site
 
 NOT_CHOSEN = "is not among the inputs to explain"
@@ -41,7 +41,8 @@ def candidates(placeholders: Mapping[str, fx.Node]) -> tuple[Leaves, dict[str, s
     for name, node in placeholders.items():
         if val(node).is_floating_point():
             leaves[name] = node
-        elif (embedding := _embedding_of(node)) is not None:
+        elif lookups := _lookups(node):
+            embedding = lookups[0]
             moved = [n for n in same_ids(node) if kind(n) in OUT_OF_ORDER and _leads(n, embedding)]
             if moved:
                 op = f"{moved[0].target} at {place(moved[0])}"
@@ -70,16 +71,11 @@ def _only_added(embedding: fx.Node, leaves: list[fx.Node]) -> bool:
     """Whether an embedding only ever enters sums with other inputs' tokens, and until then passes
     nothing but ``POSITIONWISE`` calls."""
     below = depending(embedding.graph.nodes, leaves)
-    met, left, seen = False, list(embedding.users), {embedding}
-    while left:
-        node = left.pop()
-        if node in below and kind(node) is Kind.SUM:
-            met = True
-        elif node in below or kind(node) not in POSITIONWISE:
+    met = False
+    for node in reached(embedding.users, lambda node: () if node in below else node.users):
+        if kind(node) not in ({Kind.SUM} if node in below else POSITIONWISE):
             return False
-        elif node not in seen:
-            seen.add(node)
-            left += node.users
+        met |= node in below
     return met
 
 
@@ -97,22 +93,17 @@ POSITIONWISE = ELEMENTWISE | {
 }
 
 
-def _embedding_of(ids: fx.Node) -> fx.Node | None:
-    """The first embedding whose indices are ``ids``."""
+def _lookups(ids: fx.Node) -> list[fx.Node]:
+    """The embeddings whose indices are ``ids``."""
     seen = same_ids(ids)
-    found = (n for n in ids.graph.nodes if kind(n) is Kind.EMBEDDING and n.args[1] in seen)
-    return next(found, None)
+    return [n for n in ids.graph.nodes if kind(n) is Kind.EMBEDDING and n.args[1] in seen]
 
 
 def looked_up_elsewhere(ids: fx.Node, leaf: fx.Node) -> list[fx.Node]:
     """Other lookups of what is ``ids`` that an output depends on: what they give is a constant to
     an explanation that starts at ``leaf``."""
-    seen, needed = same_ids(ids), set[fx.Node]()
-    for node in reversed(ids.graph.nodes):
-        if node.op == "output" or node in needed:
-            needed |= set(node.all_input_nodes)
-    lookups = [n for n in ids.graph.nodes if kind(n) is Kind.EMBEDDING and n.args[1] in seen]
-    return [n for n in lookups if n is not leaf and n in needed]
+    needed = set(reached(ids.graph.find_nodes(op="output")))
+    return [n for n in _lookups(ids) if n is not leaf and n in needed]
 
 
 def same_ids(ids: fx.Node) -> set[fx.Node]:
@@ -127,24 +118,14 @@ def same_ids(ids: fx.Node) -> set[fx.Node]:
 
 def _is_whole(value: object) -> bool:
     """Whether a value is a tensor of whole numbers."""
-    return (
-        isinstance(value, Tensor)
-        and not value.is_floating_point()
-        and value.dtype is not torch.bool
-    )
+    if not isinstance(value, Tensor):
+        return False
+    return not (value.is_floating_point() or value.dtype == torch.bool)
 
 
 def _leads(ids: fx.Node, embedding: fx.Node) -> bool:
     """Whether these are the numbers, or made into the numbers, that are looked up."""
-    left, seen = [embedding.args[1]], set()
-    while left:
-        node = left.pop()
-        if node is ids:
-            return True
-        if isinstance(node, fx.Node) and node not in seen:
-            seen.add(node)
-            left += tensor_inputs(node)
-    return False
+    return ids in reached([operand(embedding, 1)])
 
 
 #: What the passes leave of ids that change places.

@@ -15,11 +15,10 @@ from fractions import Fraction
 
 import torch
 from torch import Tensor, fx
-from torch.fx.node import Argument
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_map
 
 from relprop.operations import Value, function_of
-from relprop.tracer.editing import val
+from relprop.tracer.editing import val, without_numbers
 from relprop.tracer.facts import facts_of, know, shape
 from relprop.tracer.program import Program
 
@@ -90,10 +89,8 @@ def has_same_calls(program: Program, other: Program) -> bool:
 
 def _structure(program: Program) -> tuple[object, ...]:
     number = {node: i for i, node in enumerate(program.graph.nodes)}
-    sites = [
-        (number[s.contraction], number[s.attention], number[s.values], number[s.softmax])
-        for s in program.sites
-    ]
+    parts = [(s.contraction, s.attention, s.values, s.softmax) for s in program.sites]
+    sites = [[number[node] for node in nodes] for nodes in parts]
     turned = [s.transposed for s in program.sites]
     leaves = {name: number[leaf] for name, leaf in program.leaves.items()}
     return len(number), leaves, sites, turned, [number[n] for n, _ in program.no_sites]
@@ -120,11 +117,22 @@ def _graph(first: fx.Graph, second: fx.Graph, line: _Line, sizes: Shapes) -> fx.
     graph, given = fx.Graph(), iter(sizes)
     made: dict[fx.Node, fx.Node] = {}
     pairs: dict[fx.Node, fx.Node] = {}
+
+    def third(x: object, y: object) -> object:
+        if not isinstance(x, fx.Node):
+            return line.at(x, y)
+        if pairs[x] is not y:
+            raise _OffLine
+        return made[x]
+
     for a, b in zip(first.nodes, second.nodes, strict=True):
         if a.op != b.op or not (a.op == "placeholder" or _same_target(a.target, b.target)):
             raise _OffLine
         new = graph.node_copy(a, made.__getitem__)
-        new.args, new.kwargs = _arguments(a, b, line, made, pairs)
+        try:
+            new.args, new.kwargs = tree_map(third, (a.args, a.kwargs), (b.args, b.kwargs))
+        except ValueError as unlike:  # the two are given different things
+            raise _OffLine from unlike
         if a.op == "placeholder":
             value: Value = val(a).new_empty(next(given))
         else:
@@ -134,29 +142,6 @@ def _graph(first: fx.Graph, second: fx.Graph, line: _Line, sizes: Shapes) -> fx.
         know(new, replace(facts_of(a), value=value))
         made[a], pairs[a] = new, b
     return graph
-
-
-def _arguments(
-    a: fx.Node,
-    b: fx.Node,
-    line: _Line,
-    made: Mapping[fx.Node, fx.Node],
-    pairs: Mapping[fx.Node, fx.Node],
-) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
-    """What the third call is given."""
-    (some, tree), (others, other) = (tree_flatten((n.args, n.kwargs)) for n in (a, b))
-    if tree != other:
-        raise _OffLine
-    third = []
-    for x, y in zip(some, others, strict=True):
-        if not isinstance(x, fx.Node):
-            third.append(line.at(x, y))
-        elif pairs[x] is y:
-            third.append(made[x])
-        else:
-            raise _OffLine
-    args, kwargs = tree_unflatten(third, tree)
-    return args, kwargs
 
 
 def _same_target(a: object, b: object) -> bool:
@@ -178,9 +163,7 @@ def _value(node: fx.Node) -> Value:
     """What a call gives, without numbers."""
     if node.op != "call_function":
         return None
-    kwargs = {**node.kwargs, "device": "meta"} if "device" in node.kwargs else node.kwargs
     try:
-        made = function_of(node)(*tree_map(val, node.args), **tree_map(val, kwargs))
+        return without_numbers(function_of(node), node.args, node.kwargs)
     except Exception as refused:  # any operator may refuse sizes, each by an error of its own
         raise _OffLine from refused
-    return tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, made)

@@ -35,6 +35,11 @@ COARSER = 0.25
 PIECE = 2**20
 #: How often a model that draws is run with other numbers, to see whether it returns another output.
 TRIES = 8
+#: The numbers that a model draws, by which draw they are.
+Numbers = Mapping[int, Tensor]
+NO_NUMBERS: Numbers = MappingProxyType({})
+#: What a model returned, and how it is put together.
+Run = tuple[list[Tensor], OutputTree]
 
 
 def tolerance(program: Program, dtype: torch.dtype) -> float:
@@ -62,8 +67,6 @@ def difference(a: Tensor, b: Tensor) -> tuple[float, float]:
     infinity or both NaN they agree."""
     if a.shape != b.shape:
         return float("inf"), 0.0
-    if a.numel() == 0:
-        return 0.0, 0.0
     return _apart(a[None], b[None]).max().item(), largest(b)
 
 
@@ -90,16 +93,12 @@ def largest(value: Tensor) -> float:
     return max((max(-float(p.min()), float(p.max())) for p in pieces), default=0.0)
 
 
-def model_outputs(
-    model: nn.Module, inputs: Inputs, draws: Mapping[int, Tensor] = MappingProxyType({})
-) -> list[Tensor]:
+def model_outputs(model: nn.Module, inputs: Inputs, draws: Numbers = NO_NUMBERS) -> list[Tensor]:
     """The tensors that the model itself returns (see ``model_run``)."""
     return model_run(model, inputs, draws)[0]
 
 
-def model_run(
-    model: nn.Module, inputs: Inputs, draws: Mapping[int, Tensor] = MappingProxyType({})
-) -> tuple[list[Tensor], OutputTree]:
+def model_run(model: nn.Module, inputs: Inputs, draws: Numbers = NO_NUMBERS) -> Run:
     """The tensors that the model itself returns, in eval mode, without gradients, and how they are
     put together; what running it changes is taken back, or seen by nobody (other threads may call
     the model meanwhile). ``draws``: the numbers that it draws, by which draw they are."""
@@ -127,10 +126,7 @@ def outputs_of_few(
 
 
 def watched_run(
-    model: nn.Module,
-    inputs: Inputs,
-    see: Callable[[str, object], None],
-    draws: Mapping[int, Tensor] = MappingProxyType({}),
+    model: nn.Module, inputs: Inputs, see: Callable[[str, object], None], draws: Numbers
 ) -> None:
     """Run the model as ``model_run`` does, and show ``see`` what each of its modules returns, by
     the module's name, whenever it is called."""
@@ -175,9 +171,7 @@ class _GiveFew:
         return None if features is None else (features,)
 
 
-def _outputs(
-    model: nn.Module, inputs: Inputs, draws: Mapping[int, Tensor]
-) -> tuple[list[Tensor], OutputTree]:
+def _outputs(model: nn.Module, inputs: Inputs, draws: Numbers) -> Run:
     trees: list[OutputTree] = []
 
     def call(*tensors: Tensor) -> list[Tensor]:
@@ -198,12 +192,18 @@ def _outputs(
 
 @dataclass(frozen=True)
 class Gap:
-    """An output that isn't the model's: of which samples, and the largest difference, relative to
-    the output's largest value (infinite where the shapes do not match)."""
+    """An output that isn't the model's: of which samples, how far ``apart`` the two are at the most
+    (infinitely where the shapes do not match), and the output's largest value."""
 
     output: str
     samples: tuple[int, ...]
-    error: float
+    apart: float
+    largest: float = 0.0
+
+    @property
+    def error(self) -> float:
+        """The largest difference, relative to the output's largest value."""
+        return self.apart / self.largest if self.largest else float("inf")
 
 
 @dataclass(frozen=True)
@@ -238,10 +238,14 @@ def expected(
 
 
 def gaps(
-    program: Program, values: Mapping[fx.Node, Value], wanted: Mapping[str, Expected], batch: int
+    program: Program,
+    values: Mapping[fx.Node, Value],
+    wanted: Mapping[str, Expected],
+    batch: int,
+    closer: float = 1.0,
 ) -> list[Gap]:
     """The outputs that are ``wanted`` whose ``values``, of a ``batch`` of samples and of the same
-    places, are not what the model returned."""
+    places, are not what the model returned; ``closer``: by how much less they may be off."""
     found = []
     for name, node in zip(program.outputs.names, program.output_nodes, strict=True):
         if name not in wanted:
@@ -252,10 +256,10 @@ def gaps(
             found.append(Gap(name, tuple(range(batch)), float("inf")))
             continue
         error = _apart(mine, theirs)
-        wrong = error > tolerance(program, theirs.dtype) * scale
+        wrong = error > tolerance(program, theirs.dtype) * scale / closer
         if wrong.any():
-            relative = error.max().item() / scale if scale else float("inf")
-            found.append(Gap(name, tuple(wrong.nonzero()[:, 0].tolist()), relative))
+            samples = tuple(wrong.nonzero()[:, 0].tolist())
+            found.append(Gap(name, samples, error.max().item(), scale))
     return found
 
 
@@ -288,9 +292,7 @@ def is_row(alone: Tensor, eager: Tensor, sample: int, batch: int) -> bool:
     return bool(error[0] <= allowed * largest(rows))
 
 
-def unsteady(
-    model: nn.Module, inputs: Inputs, before: Sequence[Tensor], draws: Mapping[int, Tensor]
-) -> bool:
+def unsteady(model: nn.Module, inputs: Inputs, before: Sequence[Tensor], draws: Numbers) -> bool:
     """Whether the model, run again on the same inputs, returns something else than ``before``."""
     again = model_outputs(model, inputs, draws)
     return len(again) != len(before) or not all(
@@ -329,11 +331,8 @@ def rounding_decides(
     """Whether a program's own outputs for one sample, at the places of ``cuts``, are others in
     float64, or if what is explained is off by its last digits: rounding then decides which of
     nearly equal values the model picks, or is all that there is of the output."""
-    leaves = set(program.leaves.values())
-    for other, watch in (
-        (replace(program, dtype=torch.float64), set[fx.Node]()),
-        (program, leaves),
-    ):
+    wide, leaves = replace(program, dtype=torch.float64), set(program.leaves.values())
+    for other, watch in ((wide, set[fx.Node]()), (program, leaves)):
         found = execute(other, model, one, cuts, watch, _nudged)
         outputs = [found.get(node, torch.empty(0)) for node in program.output_nodes]
         if gaps(program, values, expected(program, outputs, cuts), 1):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from relprop.tracer.modules import modules_of, named_modules
-from relprop.tracer.undoing import undone
+from relprop.tracer.undoing import replaced, undone
 
 #: A hook that brings a module's weights to a device, and the attribute of the module that it is.
 Hook = Any
@@ -82,16 +82,14 @@ def is_offloaded(model: nn.Module) -> bool:
 def in_outline(model: nn.Module) -> Iterator[None]:
     """While it is captured: tensors that have a device, but no values, in place of the weights that
     are kept elsewhere, and hooks that load none."""
-    mode, made = FakeTensorMode(allow_non_fake_inputs=True), dict[int, Tensor]()
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
 
     def outline(name: str, held: Tensor) -> Tensor:
         where = device_of(model, name)
         if where.type == "meta" or type(held) not in (Tensor, nn.Parameter, nn.Buffer):
             return held
         with mode:
-            like = torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device=where)
-        own = nn.Parameter(like, held.requires_grad) if isinstance(held, nn.Parameter) else like
-        return made.setdefault(id(held), own)
+            return torch.empty_strided(held.shape, held.stride(), dtype=held.dtype, device=where)
 
     with _replaced(model, outline):
         yield
@@ -100,22 +98,23 @@ def in_outline(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def loaded(model: nn.Module) -> Iterator[None]:
     """While it is captured: all weights that are kept elsewhere, at once."""
-    made = dict[int, Tensor]()
-
-    def load(name: str, held: Tensor) -> Tensor:
-        if id(held) not in made:
-            own = tensor_of(model, name)
-            is_weight = isinstance(held, nn.Parameter)
-            made[id(held)] = nn.Parameter(own, held.requires_grad) if is_weight else own
-        return made[id(held)]
-
-    with _replaced(model, load):
+    with _replaced(model, lambda name, _: tensor_of(model, name)):
         yield
 
 
 @contextmanager
 def _replaced(model: nn.Module, by: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
-    """Other tensors in place of those without values, and hooks that leave them there."""
+    """Other tensors in place of those without values, one for each that has several names, and
+    hooks that leave them there."""
+    made = dict[int, Tensor]()
+
+    def other(name: str, held: Tensor) -> Tensor:
+        if id(held) not in made:
+            own = by(name, held)
+            is_weight = isinstance(held, nn.Parameter) and own is not held
+            made[id(held)] = nn.Parameter(own, held.requires_grad) if is_weight else own
+        return made[id(held)]
+
     with undone() as steps:
         hooks = [hook for module in modules_of(model) for hook in _offloading(module)]
         for path, module in named_modules(model) if hooks else ():
@@ -124,10 +123,9 @@ def _replaced(model: nn.Module, by: Callable[[str, Tensor], Tensor]) -> Iterator
                 for name, held in list(table.items()):
                     if held is not None and held.device.type == "meta":
                         steps.append(partial(table.__setitem__, name, held))
-                        table[name] = by(f"{path}.{name}" if path else name, held)
+                        table[name] = other(f"{path}.{name}" if path else name, held)
         for hook in hooks:
-            steps.append(partial(setattr, hook, "offload", True))
-            hook.offload = False
+            replaced(steps, hook, "offload", False)
         yield
 
 

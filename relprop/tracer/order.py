@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import reduce
 
 from torch import fx
 
 from relprop.tracer.editing import tensor_inputs
-from relprop.tracer.follow import depending
+from relprop.tracer.follow import depending, reached
 
 
 class Flow:
@@ -18,24 +19,18 @@ class Flow:
         self.nodes = tuple(nodes)
         self.members = set(self.nodes)
         self.index = {node: i for i, node in enumerate(self.nodes)}
-        self.inputs = {
-            n: ()
-            if n in roots
-            else tuple(dict.fromkeys(i for i in tensor_inputs(n) if i in self.members))
-            for n in self.nodes
-        }
+        self.inputs: dict[fx.Node, tuple[fx.Node, ...]] = {}
         self._above: dict[fx.Node, int] = {}
         self._dominator: dict[fx.Node, fx.Node | None] = {}
         self._depth: dict[fx.Node | None, int] = {None: 0}
         for node in self.nodes:
+            read = () if node in roots else tensor_inputs(node)
+            parents = tuple(dict.fromkeys(i for i in read if i in self.members))
             mask = 1 << self.index[node]
-            for i in self.inputs[node]:
+            for i in parents:
                 mask |= self._above[i]
-            self._above[node] = mask
-            parents = self.inputs[node]
-            nearest: fx.Node | None = parents[0] if parents else None
-            for other in parents[1:]:
-                nearest = self._meet(nearest, other)
+            self.inputs[node], self._above[node] = parents, mask
+            nearest = self.common_dominator(parents) if parents else None
             self._dominator[node] = nearest
             self._depth[node] = self._depth[nearest] + 1
 
@@ -47,14 +42,10 @@ class Flow:
                 b = self._dominator[b] if b is not None else None
         return a
 
-    def common_dominator(self, nodes: Iterable[fx.Node]) -> fx.Node | None:
+    def common_dominator(self, nodes: Iterable[fx.Node | None]) -> fx.Node | None:
         """The nearest node that every path from the leaves to any of ``nodes`` passes through (a
         node dominates itself); ``None``: only the leaves together."""
-        nodes = list(nodes)
-        nearest: fx.Node | None = nodes[0]
-        for node in nodes[1:]:
-            nearest = self._meet(nearest, node)
-        return nearest
+        return reduce(self._meet, nodes)
 
     def dominator(self, node: fx.Node) -> fx.Node | None:
         """The nearest other node that every path from the leaves to ``node`` passes through, or
@@ -75,15 +66,12 @@ class Flow:
     def between(self, above: fx.Node | None, below: fx.Node) -> list[fx.Node]:
         """The nodes on a way from ``above`` (exclusive; ``None``: the leaves) to ``below``
         (inclusive)."""
-        found, left = {below}, [below]
-        while left:
-            for node in self.inputs[left.pop()]:
-                on_way = above is None or self.reaches(above, node)
-                if on_way and node is not above and node not in found:
-                    found.add(node)
-                    left.append(node)
-        on_way = below is not above and (above is None or self.reaches(above, below))
-        return sorted(found, key=self.index.__getitem__) if on_way else []
+
+        def is_between(node: fx.Node) -> bool:
+            return node is not above and (above is None or self.reaches(above, node))
+
+        found = reached([below], lambda node: filter(is_between, self.inputs[node]))
+        return sorted(found, key=self.index.__getitem__) if is_between(below) else []
 
     def reached_by(self, above: fx.Node, below: fx.Node, passes: Callable[[fx.Node], bool]) -> bool:
         """Whether some way from ``above`` to ``below`` consists only of nodes that ``passes``

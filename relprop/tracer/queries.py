@@ -7,17 +7,16 @@ from the map that is contracted, by where each operation takes the axes of queri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from torch import Tensor, fx
 
-from relprop.operations import ELEMENTWISE, Kind, argument, integers, kind
+from relprop.operations import ELEMENTWISE, Kind, Value, argument, integers, kind
 from relprop.tracer.editing import arguments, aten, dims_of, rank, shape_of, tensor_inputs, val
 from relprop.tracer.facts import is_floating, role
 from relprop.tracer.follow import depending
-from relprop.tracer.kept_chunks import KeptChunks
 from relprop.tracer.program import Program, Site
 from relprop.tracer.softmax_rows import after_reshape
 
@@ -35,10 +34,39 @@ class MapAxes:
 
     def taken(self, before: Callable[[int], int | None]) -> MapAxes:
         """The same of a tensor that is read, by where each axis was ``before``."""
-        return MapAxes(
-            None if self.queries is None else before(self.queries),
-            None if self.keys is None else before(self.keys),
-        )
+        both = self.queries, self.keys
+        return MapAxes(*(None if axis is None else before(axis) for axis in both))
+
+
+@dataclass
+class KeptChunks:
+    """Values by chunk. ``read``: the nodes at which anybody looks; the others keep their shapes
+    alone. ``left``: how many bytes may still be taken."""
+
+    read: frozenset[fx.Node]
+    left: int
+    found: dict[Hashable, dict[fx.Node, Value]] = field(default_factory=dict)
+
+    def keep(
+        self, key: Hashable, made: dict[fx.Node, Value], given: set[fx.Node]
+    ) -> dict[fx.Node, Value]:
+        """These values, kept if there is room. ``given``: those that are there anyway."""
+        own = {n: v for n, v in made.items() if isinstance(v, Tensor) and n not in given}
+        size = sum(v.nbytes for n, v in own.items() if self._looked_at(n, v))
+        if size > self.left:
+            return made
+        self.left -= size
+        shapes = {n: _nothing(v) for n, v in own.items() if not self._looked_at(n, v)}
+        self.found[key] = made | shapes
+        return self.found[key]
+
+    def _looked_at(self, node: fx.Node, value: Tensor) -> bool:
+        return node in self.read or not value.is_floating_point()
+
+
+def _nothing(value: Tensor) -> Tensor:
+    """Zeros of a value's shape that take no memory."""
+    return value.new_zeros(()).expand(value.shape)
 
 
 @dataclass(frozen=True)
@@ -159,7 +187,7 @@ def _before(node: fx.Node, pair: MapAxes) -> dict[fx.Node, MapAxes] | None:
         return {s: pair.taken(_broadcast(node, s)) for s in sources}
     if what in (Kind.LINEAR, Kind.EMBEDDING):
         return _looked_up(node, pair)
-    if what in _RUNS_ALONG and pair.queries in _RUNS_ALONG[what](node):
+    if what in _RUN_ALONG and pair.queries == argument(node, "dim") % rank(node):
         return None
     before = _MOVED.get(what)
     if before is None:
@@ -217,17 +245,11 @@ def _same(node: fx.Node, source: fx.Node) -> Before:
     return lambda axis: axis
 
 
-def _own_axis(node: fx.Node) -> list[int]:
-    return [argument(node, "dim") % rank(node)]
-
-
+#: Operations that run along an axis of their result, and leave all axes where they are.
+_RUN_ALONG = (Kind.SOFTMAX, Kind.LOG_SOFTMAX, Kind.SCAN, Kind.SLICE, Kind.JOIN)
 _MOVED: Mapping[Kind, Callable[[fx.Node, fx.Node], Before]] = {
     Kind.RESHAPE: _reshaped,
     Kind.PERMUTE: _permuted,
     Kind.TOTAL: _reduced,
-    **dict.fromkeys((Kind.SOFTMAX, Kind.LOG_SOFTMAX, Kind.SCAN, Kind.SLICE, Kind.JOIN), _same),
+    **dict.fromkeys(_RUN_ALONG, _same),
 }
-#: Along which axis of its result an operation runs.
-_RUNS_ALONG: Mapping[Kind, Callable[[fx.Node], list[int]]] = dict.fromkeys(
-    (Kind.SOFTMAX, Kind.LOG_SOFTMAX, Kind.SCAN, Kind.SLICE, Kind.JOIN), _own_axis
-)

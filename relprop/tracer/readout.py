@@ -12,14 +12,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from relprop.operations import ELEMENTWISE, Kind, argument, is_call, kind, operand
 from relprop.tracer.calls import Values, call_node
-from relprop.tracer.editing import aten, rank, shape_of, tensor_inputs, val
+from relprop.tracer.editing import aten, rank, shape_of, tensor_inputs
 from relprop.tracer.facts import is_floating, place, role, shape
 
 #: For every axis of one sample's value, which places of it are there; ``None``: all.
@@ -218,14 +217,9 @@ def whole_cut(node: fx.Node) -> Cut:
 
 def put_back(node: fx.Node, part: Tensor, cut: Cut) -> Tensor:
     """A part of a node's value in its place, and 0 around it; axes before it stay."""
-    if all(places is None for places in cut):
-        return part
-    before = part.shape[: part.dim() - len(cut)]
-    whole = part.new_zeros(*before, *val(node).shape)
-    mesh = []
-    for axis, (places, n) in enumerate(zip(cut, shape_of(node), strict=True)):
-        there = torch.arange(n) if places is None else places
-        mesh.append(there.to(part.device).reshape(-1, *[1] * (len(cut) - axis - 1)))
-    index: tuple[Any, ...] = (..., *mesh)
-    whole[index] = part
-    return whole
+    for axis, (places, size) in enumerate(zip(cut, shape_of(node), strict=True), -len(cut)):
+        if places is not None:
+            shape = list(part.shape)
+            shape[axis] = size
+            part = part.new_zeros(shape).index_copy(axis, places.to(part.device), part)
+    return part

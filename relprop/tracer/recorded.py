@@ -1,5 +1,6 @@
 """What a front end of torch recorded on its nodes, read in torch's own words: values, the stack of
-module calls, the line of the user's code; and how it does so in one thread alone."""
+module calls, the line of the user's code; how it does so in one thread alone; and what it keeps for
+as long as the process lives, let go again."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import contextlib
 import inspect
 import linecache
 import os
+import re
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,15 +16,20 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import graph_module
 from torch.fx.experimental.proxy_tensor import _ModuleStackTracer as Tracer
 from torch.utils._pytree import tree_leaves, tree_map
 
 from relprop.operations import Args, Kwargs, Value
 from relprop.tracer.facts import Place
+from relprop.tracer.undoing import replaced, undone
 
 #: Where PyTorch's own code is, and relprop's. A user's folder may have the name of either.
 TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 RELPROP = f"{Path(__file__).parents[1]}{os.sep}"
+#: So many results of operations on tensors without values are kept for later captures: some MB.
+KEPT = 1000
 
 
 def recorded_value(node: fx.Node) -> Value:
@@ -31,16 +38,12 @@ def recorded_value(node: fx.Node) -> Value:
     return tree_map(without_values, value)
 
 
-def without_values(value: object) -> object:
+def without_values(value: object, device: str = "meta") -> object:
     """A tensor as one that has a shape, a layout and a type only; anything else as it is."""
-    if isinstance(value, Tensor):
-        return torch.empty_strided(
-            [int(s) for s in value.shape],
-            [int(s) for s in value.stride()],
-            dtype=value.dtype,
-            device="meta",
-        )
-    return value
+    if not isinstance(value, Tensor):
+        return value
+    sizes, steps = ([int(n) for n in numbers] for numbers in (value.shape, value.stride()))
+    return torch.empty_strided(sizes, steps, dtype=value.dtype, device=device)
 
 
 def record_value(node: fx.Node, value: Tensor) -> None:
@@ -122,28 +125,41 @@ def of_one_thread() -> Iterator[None]:
             node.stack_trace = innermost_forward()
         return node
 
+    with undone() as steps:
+        replaced(steps, Tracer, "call_module", call_module)
+        replaced(steps, Tracer, "getattr", getattr_)
+        replaced(steps, Tracer, "create_node", create_node)
+        yield
+
+
+@contextlib.contextmanager
+def without_leftovers() -> Iterator[None]:
+    """Around a capture: the text of each graph that PyTorch writes as Python code on the way is let
+    go, and so are the results of operations on tensors without values where they have become many.
+    Both are for speed and for tracebacks, and belong to nobody afterwards."""
+    texts = graph_module._loader.eval_cache
+    before = set(texts)
     try:
-        Tracer.call_module = call_module  # type: ignore[method-assign]
-        Tracer.getattr = getattr_  # type: ignore[assignment, method-assign]
-        Tracer.create_node = create_node  # type: ignore[method-assign]
         yield
     finally:
-        Tracer.call_module, Tracer.getattr = call, get  # type: ignore[method-assign]
-        Tracer.create_node = create  # type: ignore[method-assign]
+        for name in set(texts) - before:
+            texts.pop(name, None)
+        if len(FakeTensorMode.cache) > KEPT:
+            FakeTensorMode.cache_clear()
+
+
+def no_view(tensor: Tensor) -> Tensor:
+    """A copy of a tensor that is a view, any other as it is: of a view torch.export keeps the sizes
+    of what it is a view of, in a cycle through C++, which holds the capture and is never
+    collected."""
+    return tensor.clone() if tensor._is_view() else tensor
 
 
 def _source(trace: str) -> str:
     """``file.py:88: `code` `` of the innermost frame that is not PyTorch's own."""
-    lines = trace.strip().splitlines()
-    frames = [
-        (lines[i].strip(), lines[i + 1].strip() if i + 1 < len(lines) else "")
-        for i in range(len(lines))
-        if lines[i].strip().startswith("File ")
-    ]
-    theirs = [f for f in frames if not f[0].startswith(f'File "{TORCH}')] or frames
+    frames = re.findall(r'^\s*File "(.*?)", line (\d+).*(?:\n(?!\s*File )(.*))?', trace, re.M)
+    theirs = [f for f in frames if not f[0].startswith(TORCH)] or frames
     if not theirs:
         return ""
-    where, code = theirs[-1]
-    parts = where.split('"')
-    number = where.split("line ")[1].split(",")[0]
-    return f"{parts[1].rsplit('/', 1)[-1]}:{number}: `{code}`"
+    file, number, code = theirs[-1]
+    return f"{file.rsplit('/', 1)[-1]}:{number}: `{code.strip()}`"

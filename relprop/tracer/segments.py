@@ -15,8 +15,7 @@ from relprop.operations import Kind, kind
 from relprop.tracer.atoms import is_token
 from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched
-from relprop.tracer.memo import Memo
-from relprop.tracer.program import Program
+from relprop.tracer.program import Memo, Program
 
 #: Operations that make no tensor of their own.
 VIEWS = frozenset({Kind.RESHAPE, Kind.PERMUTE, Kind.EXPAND, Kind.SLICE, Kind.SELECT})

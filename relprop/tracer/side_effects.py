@@ -61,15 +61,9 @@ def taken_back(model: nn.Module) -> Iterator[Callable[[], None]]:
 def _containers(modules: list[nn.Module]) -> tuple[list[object], list[object]]:
     """Every mutable container near a module's attributes, a hook or a patched forward: those that
     hold something, each once, and those that are empty, as most of a module's are."""
-    hooks = [
-        f
-        for m in modules
-        for f in (
-            *m._forward_hooks.values(),
-            *m._forward_pre_hooks.values(),
-            vars(m).get("forward"),
-        )
-    ]
+    hooks: list[object] = [vars(m).get("forward") for m in modules]
+    for m in modules:
+        hooks += (*m._forward_hooks.values(), *m._forward_pre_hooks.values())
     found: dict[int, object] = {}
     empty: list[object] = []
     roots: tuple[list[object], list[object]] = [vars(m) for m in modules], hooks
@@ -92,13 +86,9 @@ def _containers(modules: list[nn.Module]) -> tuple[list[object], list[object]]:
 def _parts(value: object) -> Iterable[object]:
     """What ``value`` holds or closes over."""
     if isinstance(value, (dict, list, tuple, set, frozenset, deque)):
-        return (
-            ()
-            if len(value) > WIDTH
-            else list(value.values())
-            if isinstance(value, dict)
-            else list(value)
-        )
+        if len(value) > WIDTH:
+            return ()
+        return list(value.values() if isinstance(value, dict) else value)
     if isinstance(value, types.CellType):
         return [c] if (c := _content(value)) is not None else ()
     if isinstance(value, types.FunctionType):
@@ -125,14 +115,11 @@ def _content(cell: types.CellType) -> object:
         return None
 
 
-def _held(container: object) -> Collection[object]:
+def _held(container: Any) -> Collection[object]:
     """What ``container`` holds now, in order: of a mapping the keys and the values."""
-    if isinstance(container, dict):
-        return dict(container) if container else ()
     if isinstance(container, types.CellType):
         return (_content(container),)
-    assert isinstance(container, (list, deque, set))
-    return tuple(container)
+    return dict(container) if isinstance(container, dict) else tuple(container)
 
 
 def _same(container: object, before: Collection[object]) -> bool:
@@ -145,19 +132,14 @@ def _same(container: object, before: Collection[object]) -> bool:
     return True
 
 
-def _restore(container: object, before: Collection[object]) -> None:
+def _restore(container: Any, before: Collection[object]) -> None:
     """Make ``container`` hold what it held before."""
     if isinstance(container, types.CellType):
         (container.cell_contents,) = before
         return
-    assert isinstance(container, (dict, list, deque, set))
     container.clear()
-    if isinstance(container, dict):
-        container.update(before if isinstance(before, dict) else {})
-    elif isinstance(container, set):
-        container.update(before)
-    else:
-        container.extend(before)
+    add = container.extend if isinstance(container, (list, deque)) else container.update
+    add(before)
 
 
 def _tensors(modules: list[nn.Module]) -> Iterator[Tensor]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor, fx
 
 from relprop.operations import ELEMENTWISE, Kind, argument, integers, kind, operand
-from relprop.tracer.editing import arguments, rank, val
+from relprop.tracer.editing import arguments, dims_of, rank, val
 from relprop.tracer.follow import follow
 from relprop.tracer.labels import Labels, rows
 
@@ -36,20 +36,15 @@ def rows_after(
 ) -> Rows | None:
     """Where the softmax's rows are after ``node``: their axis, or every element's row; ``None``
     where they do not survive."""
-    source = sources[0]
+    source, keeps = sources[0], kind(node) in KEEPS_ROWS
     at = keys[source]
-    if (
-        isinstance(at, int)
-        and len(sources) == 1
-        and (axis := axis_after(node, source, at)) is not None
-    ):
-        return axis
-    if isinstance(at, int) and kind(node) in KEEPS_ROWS:
-        return axis_after(node, source, at)
-    if isinstance(at, int) and _stays_in_its_row(node, source, at, labels):
-        return at
-    shape = tuple(getattr(val(node), "shape", ()))
-    if not isinstance(at, int) and kind(node) in KEEPS_ROWS and shape == tuple(at.shape):
+    if isinstance(at, int):
+        axis = axis_after(node, source, at)
+        if keeps or (axis is not None and len(sources) == 1):
+            return axis
+        if _stays_in_its_row(node, source, at, labels):
+            return at
+    elif keeps and getattr(val(node), "shape", None) == at.shape:
         return at
     marked = {
         s: m if isinstance(m := keys[s], Tensor) else rows(tuple(val(s).shape), m) for s in sources
@@ -102,27 +97,15 @@ def axis_after(node: fx.Node, source: fx.Node, axis: int) -> int | None:
     if what is Kind.LINEAR:
         return axis if axis != rank - 1 else None
     if what is Kind.TOTAL:
-        return _after_sum(node, rank, axis)
+        gone = dims_of(node)
+        kept = axis if argument(node, "keepdim") else axis - sum(d < axis for d in gone)
+        return None if axis in gone else kept
     keeps = what is Kind.CONVOLUTION and axis > 1 and val(node).shape[axis] == shape[axis]
     return axis if keeps else None
-
-
-def _after_sum(node: fx.Node, rank: int, axis: int) -> int | None:
-    """The axis after a sum or a mean over others (heads)."""
-    gone = {d % rank for d in integers(node, "dim") or range(rank)}
-    if axis in gone:
-        return None
-    return axis if argument(node, "keepdim") else axis - sum(d < axis for d in gone)
 
 
 def after_reshape(before: tuple[int, ...], after: tuple[int, ...], axis: int) -> int | None:
     """The axis of ``after`` with the same length and the same number of elements behind it."""
     inner = math.prod(before[axis + 1 :])
-    return next(
-        (
-            i
-            for i, size in enumerate(after)
-            if size == before[axis] and math.prod(after[i + 1 :]) == inner
-        ),
-        None,
-    )
+    same = (i for i, n in enumerate(after) if n == before[axis])
+    return next((i for i in same if math.prod(after[i + 1 :]) == inner), None)

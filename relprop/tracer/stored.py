@@ -16,9 +16,9 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -80,40 +80,32 @@ class Stored:
             if path != self._file(sample) and (found := _read(path, outputs)) is not None:
                 yield found
 
-    def writing(self, sample: Inputs, raw: Capture) -> _Writing | None:
-        """What was captured, to be written before passes change its graph; ``None`` where it holds
-        for some values alone, or calls what no file may name."""
+    def writing(self, sample: Inputs, raw: Capture) -> Callable[[], None]:
+        """What writes down what was captured, as it is before passes change its graph; nothing
+        where it holds for some values alone, or calls what no file may name."""
         if raw.decisions or raw.draws:
-            return None
+            return lambda: None
         try:
             text = json.dumps(_described(raw))
             held = {n: t.detach().clone().contiguous() for n, t in raw.constants.items()}
         except Exception:  # what JSON has no word for, and tensors of other layouts
-            return None
-        return _Writing(self._file(sample), text, held)
+            return lambda: None
+        return partial(_write, self._file(sample), text, held)
 
 
-@dataclass(frozen=True)
-class _Writing:
-    """A file that is not written yet."""
-
-    path: Path
-    text: str
-    constants: dict[str, Tensor]
-
-    def write(self) -> None:
-        """Put it into its place, whole, whoever else does so now."""
-        own = self.path.with_suffix(f".{os.getpid()}")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            save_file(self.constants, own, {"graph": self.text})
-            own.replace(self.path)
-        except Exception as refused:  # the disk's errors, and safetensors' own
-            with contextlib.suppress(OSError):
-                own.unlink(missing_ok=True)
-            fact = f"the captured graph could not be stored in {str(self.path.parent)!r}"
-            then = [f"let {VARIABLE} name a folder that can be written to, or unset it"]
-            warn(CacheWarning(message(f"{fact}: {first_line(refused)}", then=then)))
+def _write(path: Path, text: str, constants: dict[str, Tensor]) -> None:
+    """Put a file into its place, whole, whoever else does so now."""
+    own = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(constants, own, {"graph": text})
+        own.replace(path)
+    except Exception as refused:  # the disk's errors, and safetensors' own
+        with contextlib.suppress(OSError):
+            own.unlink(missing_ok=True)
+        fact = f"the captured graph could not be stored in {str(path.parent)!r}"
+        then = [f"let {VARIABLE} name a folder that can be written to, or unset it"]
+        warn(CacheWarning(message(f"{fact}: {first_line(refused)}", then=then)))
 
 
 def _described(raw: Capture) -> dict[str, Any]:
@@ -133,8 +125,7 @@ def _described(raw: Capture) -> dict[str, Any]:
         nodes.append([node.op, node.name, target, about, index[known.place]])
     where = [encoded((p.modules, p.source, p.device), number) for p in places]
     devices = {name: str(t.device) for name, t in raw.constants.items()}
-    parts = {"nodes": nodes, "places": where, "devices": devices}
-    return {"front_end": raw.front_end, **parts}
+    return {"front_end": raw.front_end, "nodes": nodes, "places": where, "devices": devices}
 
 
 def _read(path: Path, outputs: OutputTree) -> Capture | None:

@@ -25,10 +25,7 @@ def structure(model: nn.Module) -> tuple[Hashable, ...]:
     seen: dict[int, Hashable] = {}
     modules = model.named_modules(remove_duplicate=False)
     parts = [(name, *_own_parts(module, seen)) for name, module in modules]
-    everywhere = (
-        *(_modules._global_forward_hooks, _modules._global_forward_pre_hooks),
-        *(_modules._global_backward_hooks, _modules._global_backward_pre_hooks),
-    )
+    everywhere = [getattr(_modules, f"_global_{kind}") for kind in _HOOKS]
     return (*parts, *((k, Same(f)) for hooks in everywhere for k, f in hooks.items()))
 
 
@@ -43,10 +40,7 @@ def _own_parts(module: nn.Module, seen: dict[int, Hashable]) -> tuple[Hashable, 
     )
     named = (module._parameters, module._buffers)
     tensors = tuple([(k, *_kind(t, seen)) for g in named for k, t in g.items() if t is not None])
-    hooks = (
-        *(module._forward_hooks, module._forward_pre_hooks),
-        *(module._backward_hooks, module._backward_pre_hooks),
-    )
+    hooks = [getattr(module, f"_{kind}") for kind in _HOOKS]
     called = tuple([(k, Same(f)) for group in hooks if group for k, f in group.items()])
     attention = safe_getattr(setting(module, "config"), "_attn_implementation")
     return Same(module), _code(type(module), seen), settings, tensors, called, attention
@@ -70,6 +64,7 @@ def _kind(t: Tensor, seen: dict[int, Hashable]) -> tuple[Hashable, ...]:
 
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
 
 
 class Same:
@@ -94,11 +89,9 @@ class Same:
         return self.number
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Same)
-            and self.number == other.number
-            and self.reference() is other.reference()
-        )
+        if not isinstance(other, Same) or self.number != other.number:
+            return False
+        return self.reference() is other.reference()
 
 
 _FUNCTIONS = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)

@@ -22,7 +22,7 @@ from torch import nn
 from relprop.errors import RelpropError
 from relprop.tracer.modules import modules_of, safe_getattr, setting
 from relprop.tracer.offloaded import devices_of
-from relprop.tracer.undoing import undone
+from relprop.tracer.undoing import Steps, undone
 
 #: Held while a graph is captured: tracing changes PyTorch itself, for every thread.
 TRACING = threading.RLock()
@@ -233,9 +233,7 @@ def with_experts_seen(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _choose(
-    model: nn.Module, choose: Callable[[Any], None], steps: list[Callable[[], object]]
-) -> None:
+def _choose(model: nn.Module, choose: Callable[[Any], None], steps: Steps) -> None:
     """Have every module choose an implementation, until the ``steps`` are taken."""
     for config in _configs(model):
         steps.append(partial(vars(config).update, vars(config).copy()))

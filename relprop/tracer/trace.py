@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from itertools import combinations, islice
@@ -23,11 +23,11 @@ from relprop.tracer.draws import is_random_call
 from relprop.tracer.facts import describe, facts_of
 from relprop.tracer.leaves import hold_still
 from relprop.tracer.lengths import graph_at, has_same_calls, is_alike
-from relprop.tracer.model_comparison import model_run
+from relprop.tracer.model_comparison import Run, model_run
 from relprop.tracer.offloaded import runs_on, tensor_of
 from relprop.tracer.passes import canonicalise
 from relprop.tracer.passes.spelling.autocast import inline_regions
-from relprop.tracer.program import OutputTree, Program
+from relprop.tracer.program import Program
 from relprop.tracer.shadow import shadow_of
 from relprop.tracer.stored import Stored
 from relprop.tracer.structure import is_places, structure
@@ -119,12 +119,13 @@ def trace_program(
                 return program
             known.drop(key)  # the model was changed, unseen, before anyone compared it
         others = known.of_family((inputs.family, made, token_inputs))
-        program = _at_length(model, sample, token_inputs, others)
+        tracing = _Tracing(model, sample, token_inputs, others)
+        program = tracing.at_length()
         stored = Stored.of(model, made, sample) if program is None else None
         if stored is not None and RETURNED.get() is not None and model not in _ANEW:
-            program = _stored(model, sample, token_inputs, stored, others)
+            program = tracing.read(stored)
         if program is None:
-            program = _traced(model, sample, token_inputs, stored)
+            program = tracing.traced(stored)
             if not program.input_specialised:
                 alike = next((p for p in others if has_same_calls(p, program)), None)
                 program = program if alike is None else replace(program, kin=alike.kin)
@@ -139,120 +140,108 @@ def _is_compared(program: Program) -> bool:
     return COMPARED in program.memo or RETURNED.get() is not None
 
 
-def _at_length(
-    model: nn.Module,
-    sample: Inputs,
-    token_inputs: tuple[str, ...] | None,
-    captured: Iterable[Program],
-    run: tuple[list[Tensor], OutputTree] | None = None,
-) -> Program | None:
-    """The program for a sample of another length than the ``captured`` ones; ``None`` where they
-    give none that agrees with the model. ``run``: what the model returned for it, if it ran."""
-    sizes = tuple(tuple(t.shape) for t in sample.tensors)
-    for first, second in combinations(reversed(tuple(captured)), 2):
-        if first.draws or (graph := graph_at(first, second, sizes)) is None:
-            continue
-        eager, outputs = run = run or model_run(model, sample)
-        raw = Capture(graph, dict(first.constants), outputs, first.front_end, eager=eager)
-        held = any(facts_of(p).live is False for p in first.placeholders)
-        program = assemble(raw, sample.names, tuple(first.leaves) if held else token_inputs, model)
-        program = replace(program, constant_inputs=first.constant_inputs, kin=first.kin)
-        if is_alike(program, first) and agrees(program, model, sample, eager):
-            _returned(program, sample, eager)
-            return program
-    return None
+@dataclass(frozen=True)
+class _Tracing:
+    """One ``model`` and one ``sample`` of its inputs, those to explain among them; and the captured
+    programs of ``others``, which differ in their lengths alone."""
 
+    model: nn.Module
+    sample: Inputs
+    token_inputs: tuple[str, ...] | None
+    others: deque[Program]
 
-def _stored(
-    model: nn.Module,
-    sample: Inputs,
-    token_inputs: tuple[str, ...] | None,
-    stored: Stored,
-    others: deque[Program],
-) -> Program | None:
-    """The program that an earlier process stored, or that of two lengths that it stored gives;
-    ``None`` where there is none that agrees with the model."""
-    if stored.is_empty():
+    def at_length(self, run: Run | None = None) -> Program | None:
+        """The program for a sample of another length than the ``others``; ``None`` where they give
+        none that agrees with the model. ``run``: what the model returned for it, if it ran."""
+        model, sample = self.model, self.sample
+        sizes = tuple(tuple(t.shape) for t in sample.tensors)
+        for first, second in combinations(reversed(tuple(self.others)), 2):
+            if first.draws or (graph := graph_at(first, second, sizes)) is None:
+                continue
+            eager, outputs = run = run or model_run(model, sample)
+            raw = Capture(graph, dict(first.constants), outputs, first.front_end, eager=eager)
+            held = any(facts_of(p).live is False for p in first.placeholders)
+            chosen = tuple(first.leaves) if held else self.token_inputs
+            program = assemble(raw, sample.names, chosen, model)
+            program = replace(program, constant_inputs=first.constant_inputs, kin=first.kin)
+            if is_alike(program, first) and agrees(program, model, sample, eager):
+                return self._returned(program, eager)
         return None
-    with doing("reading its graph from disk (once)"):
-        eager, outputs = run = model_run(model, sample)
-        if (raw := stored.read(sample, outputs)) is not None:
-            raw.eager = eager
-            with contextlib.suppress(Exception):  # whatever is wrong with a file, it is no file
-                program = _program_of(model, sample, token_inputs, raw)
-                _returned(program, sample, eager)
-                others.append(program)
-                return program
-        for raw in islice(stored.others(sample, outputs), 2):
-            with contextlib.suppress(Exception):
-                others.append(_read(model, sample, token_inputs, raw))
-        return _at_length(model, sample, token_inputs, others, run)
 
+    def read(self, stored: Stored) -> Program | None:
+        """The program that an earlier process stored, or that of two lengths that it stored gives;
+        ``None`` where there is none that agrees with the model."""
+        if stored.is_empty():
+            return None
+        with doing("reading its graph from disk (once)"):
+            eager, outputs = run = model_run(self.model, self.sample)
+            if (raw := stored.read(self.sample, outputs)) is not None:
+                with contextlib.suppress(Exception):  # whatever is wrong with a file, it is no file
+                    program = self._returned(self._checked(replace(raw, eager=eager)), eager)
+                    self.others.append(program)
+                    return program
+            for raw in islice(stored.others(self.sample, outputs), 2):
+                with contextlib.suppress(Exception):
+                    self.others.append(self._program(raw))
+            return self.at_length(run)
 
-def _traced(
-    model: nn.Module,
-    sample: Inputs,
-    token_inputs: tuple[str, ...] | None,
-    stored: Stored | None,
-) -> Program:
-    """The model's program for one sample, captured and checked against the model."""
-    with doing("capturing the model (once)"):
-        raw = _captured(model, sample)
-    with doing("reading its graph (once)"):
-        if stored is not None:  # a region holds a graph of its own
-            inline_regions(raw.graph, Constants(raw.constants, runs_on(model, sample.tensors[0])))
-        writing = stored.writing(sample, raw) if stored is not None else None
-        program = _program_of(model, sample, token_inputs, raw)
-    if writing is not None:
-        writing.write()
-    _returned(program, sample, raw.eager)
-    return program
+    def traced(self, stored: Stored | None) -> Program:
+        """The model's program, captured and checked against the model."""
+        with doing("capturing the model (once)"):
+            raw = self._captured()
+        with doing("reading its graph (once)"):
+            writing = None
+            if stored is not None:  # a region holds a graph of its own
+                device = runs_on(self.model, self.sample.tensors[0])
+                inline_regions(raw.graph, Constants(raw.constants, device))
+                writing = stored.writing(self.sample, raw)
+            program = self._checked(raw)
+        if writing is not None:
+            writing()
+        return self._returned(program, raw.eager)
 
+    def _returned(self, program: Program, outputs: list[Tensor]) -> Program:
+        """Write down what the model returned, if anybody wants to know."""
+        if (wanted := RETURNED.get()) is not None and not program.draws:
+            wanted.append((self.sample, outputs))
+        return program
 
-def _returned(program: Program, sample: Inputs, outputs: list[Tensor]) -> None:
-    """Write down what the model returned for a sample, if anybody wants to know."""
-    if (wanted := RETURNED.get()) is not None and not program.draws:
-        wanted.append((sample, outputs))
+    def _checked(self, raw: Capture) -> Program:
+        """The program of what was captured, checked against the model."""
+        random_calls = tuple(describe(n) for n in raw.graph.nodes if is_random_call(n))
+        program = self._program(raw)
+        if raw.draws or random_calls or not _is_compared(program):
+            verify(program, self.model, self.sample, raw.eager, random_calls)
+        return program
 
-
-def _program_of(
-    model: nn.Module, sample: Inputs, token_inputs: tuple[str, ...] | None, raw: Capture
-) -> Program:
-    """The program of what was captured, checked against the model."""
-    random_calls = tuple(describe(n) for n in raw.graph.nodes if is_random_call(n))
-    program = _read(model, sample, token_inputs, raw)
-    if raw.draws or random_calls or not _is_compared(program):
-        verify(program, model, sample, raw.eager, random_calls)
-    return program
-
-
-def _read(
-    model: nn.Module, sample: Inputs, token_inputs: tuple[str, ...] | None, raw: Capture
-) -> Program:
-    """The program of what was captured, of this sample or of one like it."""
-    device = runs_on(model, sample.tensors[0])
-    places = {f"model.{k}": tensor_of(model, k) for k, t in model.named_buffers() if is_places(t)}
-    canonicalise(raw.graph, device, raw.constants, places)
-    program = assemble(raw, sample.names, token_inputs, model)
-    if still := without_tokens(program, raw.constants):
-        hold_still(raw.graph, still)
+    def _program(self, raw: Capture) -> Program:
+        """The program of what was captured, of this sample or of one like it."""
+        model, names = self.model, self.sample.names
+        device = runs_on(model, self.sample.tensors[0])
+        places = {
+            f"model.{k}": tensor_of(model, k) for k, t in model.named_buffers() if is_places(t)
+        }
         canonicalise(raw.graph, device, raw.constants, places)
-        settled = assemble(raw, sample.names, tuple(program.leaves), model)
-        program = replace(settled, constant_inputs=program.constant_inputs)
-    return program
+        program = assemble(raw, names, self.token_inputs, model)
+        if still := without_tokens(program, raw.constants):
+            hold_still(raw.graph, still)
+            canonicalise(raw.graph, device, raw.constants, places)
+            settled = assemble(raw, names, tuple(program.leaves), model)
+            program = replace(settled, constant_inputs=program.constant_inputs)
+        return program
 
-
-def _captured(model: nn.Module, sample: Inputs) -> Capture:
-    """The model's graph, of its shadow; where the shadow does not run (its code knows the modules
-    by what no shadow has), of the model's own modules, which no other thread may then read."""
-    if SHADOWED.get(model, True):
-        with contextlib.suppress(InputError):
-            captured = capture(shadow_of(model), sample)
-            SHADOWED[model] = True
-            return captured
-    captured = capture(model, sample)  # fails where the model itself does
-    SHADOWED[model] = False
-    return captured
+    def _captured(self) -> Capture:
+        """The model's graph, of its shadow; where the shadow does not run (its code knows the
+        modules by what no shadow has), of the model's own modules, which no other thread may then
+        read."""
+        if SHADOWED.get(self.model, True):
+            with contextlib.suppress(InputError):
+                captured = capture(shadow_of(self.model), self.sample)
+                SHADOWED[self.model] = True
+                return captured
+        captured = capture(self.model, self.sample)  # fails where the model itself does
+        SHADOWED[self.model] = False
+        return captured
 
 
 def forget(model: nn.Module) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.nn.attention import flex_attention as flexible
 
 from relprop.operations import Args, Kwargs, Operator, Value
-from relprop.tracer.undoing import undone
+from relprop.tracer.undoing import replaced, undone
 
 
 @contextmanager
@@ -34,20 +33,13 @@ def seen_through() -> Iterator[None]:
     """While this is active, a trace of operations as the user calls them records those inside a
     transform as they are after it."""
     with undone() as steps:
-        _replaced(steps, ProxyTorchDispatchMode, "__torch_dispatch__", _recorded)
+        replaced(steps, ProxyTorchDispatchMode, "__torch_dispatch__", _recorded)
         if hasattr(utils, "_maybe_find_pre_dispatch_tf_mode_for_export"):
-            _replaced(steps, utils, "_maybe_find_pre_dispatch_tf_mode_for_export", _none)
-        _replaced(steps, flexible, "flex_attention_hop", _attention)
-        _replaced(steps, indexing.TransformGetItemToIndex, "__torch_function__", _by_places)
-        _replaced(
-            steps, custom_function_call, "python_key_table", {ProxyTorchDispatchMode: _called}
-        )
+            replaced(steps, utils, "_maybe_find_pre_dispatch_tf_mode_for_export", _none)
+        replaced(steps, flexible, "flex_attention_hop", _attention)
+        replaced(steps, indexing.TransformGetItemToIndex, "__torch_function__", _by_places)
+        replaced(steps, custom_function_call, "python_key_table", {ProxyTorchDispatchMode: _called})
         yield
-
-
-def _replaced(steps: list[Callable[[], object]], owner: object, name: str, new: object) -> None:
-    steps.append(partial(setattr, owner, name, getattr(owner, name)))
-    setattr(owner, name, new)
 
 
 _record = ProxyTorchDispatchMode.__torch_dispatch__

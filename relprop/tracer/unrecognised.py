@@ -16,6 +16,7 @@ from relprop.operations import Kind, integers, kind, operand
 from relprop.tracer.atoms import is_token
 from relprop.tracer.binding import Inputs
 from relprop.tracer.editing import is_float, is_live, rank
+from relprop.tracer.follow import depending
 from relprop.tracer.program import Program
 from relprop.tracer.run import execute
 
@@ -28,16 +29,13 @@ MIXES = {Kind.MATMUL, Kind.LINEAR, Kind.CONVOLUTION, Kind.NORM, Kind.BATCH_NORM,
 def other_attention(program: Program, model: nn.Module, inputs: Inputs) -> tuple[fx.Node, ...]:
     """The sums over tokens whose weights are those of an attention without a softmax, by the
     numbers of the first sample's run, which is made only where there may be some."""
-    made: set[fx.Node] = set()
-    for node in program.graph.nodes:
-        if kind(node) is Kind.SOFTMAX or (
-            kind(node) not in MIXES and any(n in made for n in node.all_input_nodes)
-        ):
-            made.add(node)
+    nodes = program.graph.nodes
+    softmaxes = [n for n in nodes if kind(n) is Kind.SOFTMAX]
+    made = depending(nodes, softmaxes, lambda n: kind(n) not in MIXES)
     sites = {site.contraction for site in program.sites}
     found = [
         (node, weights, axis)
-        for node in program.graph.nodes
+        for node in nodes
         if node not in sites
         for weights, axis in _weights(node, program)
         if weights not in made

@@ -3,7 +3,7 @@ does not, the error says which of the model's habits no graph can hold."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, fx, nn
@@ -13,17 +13,18 @@ from relprop.tracer.binding import Inputs
 from relprop.tracer.calls import Values
 from relprop.tracer.draws import numbers_of
 from relprop.tracer.editing import tensor_inputs, val
-from relprop.tracer.facts import describe, is_batched, is_floating, role
+from relprop.tracer.facts import describe, is_floating, role
 from relprop.tracer.model_comparison import (
     KEEP_STEADY,
     UNSTEADY,
-    difference,
+    Gap,
+    expected,
+    gaps,
     rounding_decides,
-    tolerance,
     unsteady,
 )
 from relprop.tracer.program import Program
-from relprop.tracer.readout import whole_cut
+from relprop.tracer.readout import Cuts, whole_cut
 from relprop.tracer.run import execute
 from relprop.tracer.surroundings import other_chance
 
@@ -44,19 +45,21 @@ def verify(
     ``random_calls``: where the model draws numbers that the graph does not hold."""
     with other_chance(model, 1):  # what the graph still draws it draws otherwise than the model
         values = execute(program, model, inputs, keep=set(program.output_nodes))
-    for name, node, own, error, scale in _compared(program, values, eager):
-        if not error <= tolerance(program, own.dtype) * scale:
-            if (habit := _habit(program, model, inputs, eager, random_calls)) is not None:
-                raise habit
-            outputs = {n: whole_cut(n) for n in program.output_nodes}
-            if rounding_decides(program, model, inputs, values, outputs):
-                break  # no two ways to add up agree: the call's verifier says so, or refuses
-            fact = (
-                f"the captured graph differs from the model: output {name!r} by "
-                f"{error:.2e} where its largest value is {scale:.2e}"
-            )
-            then = ["report this model: a captured graph must equal the model it came from"]
-            raise CaptureError(message(fact, at=describe(node), then=then))
+    found = _gaps(program, values, eager)
+    if found and random_calls:
+        fact = "the model draws by chance in eval mode, by numbers that it works out of its inputs"
+        raise CaptureError(message(fact, at=random_calls[0], then=_KEEP_DRAWS))
+    if found and (habit := _habit(program, model, inputs, eager)) is not None:
+        raise habit
+    # where no two ways to add up agree, the call's verifier says so, or refuses
+    if found and not rounding_decides(program, model, inputs, values, _whole(program)):
+        fact = (
+            f"the captured graph differs from the model: output {found[0].output!r} by "
+            f"{found[0].apart:.2e} where its largest value is {found[0].largest:.2e}"
+        )
+        node = program.output_nodes[program.outputs.names.index(found[0].output)]
+        then = ["report this model: a captured graph must equal the model it came from"]
+        raise CaptureError(message(fact, at=describe(node), then=then))
     program.memo.cache(COMPARED, lambda: True)
 
 
@@ -64,37 +67,29 @@ def agrees(program: Program, model: nn.Module, inputs: Inputs, eager: Sequence[T
     """Whether a graph that was not captured from the model gives its outputs all the same: more
     closely than a captured one must, since nothing else says that it is the model's."""
     values = execute(program, model, inputs, keep=set(program.output_nodes))
-    return all(
-        error <= tolerance(program, own.dtype) * scale / CLOSER
-        for *_, own, error, scale in _compared(program, values, eager)
-    ) and program.memo.cache(COMPARED, lambda: True)
+    found = _gaps(program, values, eager, CLOSER)
+    return not found and program.memo.cache(COMPARED, lambda: True)
 
 
-def _compared(
-    program: Program, values: Values, outputs: Sequence[Tensor]
-) -> Iterator[tuple[str, fx.Node, Tensor, float, float]]:
-    """Each output's name, node and own value, by how much the graph's is off, and its largest."""
+def _gaps(
+    program: Program, values: Values, outputs: Sequence[Tensor], closer: float = 1.0
+) -> list[Gap]:
+    """The outputs of a graph that are not the model's."""
     if len(outputs) != len(program.output_nodes):
         fact = f"the model returns {len(outputs)} tensors, its graph {len(program.output_nodes)}"
         raise CaptureError(fact, then=KEEP_STEADY)
-    named = zip(program.outputs.names, program.output_nodes, outputs, strict=True)
-    for name, node, own in named:
-        mine = values[node][0] if is_batched(node) else values[node]
-        yield name, node, own, *difference(mine, own)
+    return gaps(program, values, expected(program, outputs, _whole(program)), 1, closer)
+
+
+def _whole(program: Program) -> Cuts:
+    return {n: whole_cut(n) for n in program.output_nodes}
 
 
 def _habit(
-    program: Program,
-    model: nn.Module,
-    inputs: Inputs,
-    eager: Sequence[Tensor],
-    random_calls: tuple[str, ...],
+    program: Program, model: nn.Module, inputs: Inputs, eager: Sequence[Tensor]
 ) -> CaptureError | None:
     """Why a model differs from its graph through no fault of the graph, if that is so: it draws
     anew in every run, counts its calls, or rounds activations."""
-    if random_calls:
-        fact = "the model draws by chance in eval mode, by numbers that it works out of its inputs"
-        return CaptureError(message(fact, at=random_calls[0], then=_KEEP_DRAWS))
     if unsteady(model, inputs, eager, numbers_of(program.constants)):
         return CaptureError(message(UNSTEADY, then=KEEP_STEADY))
     rounded = next((n for n in program.graph.nodes if _rounds(n)), None)
@@ -123,8 +118,5 @@ def _rounds(node: fx.Node) -> bool:
     made = val(node)
     results = made if isinstance(made, (tuple, list)) else [made]
     small = any(isinstance(v, Tensor) and v.dtype in (torch.int8, torch.uint8) for v in results)
-    return (
-        small
-        and node.op == "call_function"
-        and any(is_floating(i) and role(i) == "activation" for i in tensor_inputs(node))
-    )
+    active = any(is_floating(i) and role(i) == "activation" for i in tensor_inputs(node))
+    return small and node.op == "call_function" and active

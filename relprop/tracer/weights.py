@@ -14,6 +14,7 @@ from relprop.errors import InputError
 from relprop.tracer.calls import cast
 from relprop.tracer.editing import tensor_inputs, val
 from relprop.tracer.facts import is_batched
+from relprop.tracer.follow import reached
 from relprop.tracer.offloaded import tensor_of
 from relprop.tracer.program import Program
 from relprop.tracer.surroundings import normal
@@ -82,10 +83,9 @@ def _is_made(program: Program, model: nn.Module, node: fx.Node) -> bool:
 def made_of(nodes: Iterable[fx.Node], sizes: Sizes) -> list[fx.Node]:
     """Those of ``sizes`` that must be there for those of it among ``nodes``, in the order in which
     they are made."""
-    left = [n for n in nodes if n in sizes]
-    wanted = set(left)
-    while left:
-        above = {i for i in tensor_inputs(left.pop()) if i in sizes} - wanted
-        wanted |= above
-        left += above
+
+    def above(node: fx.Node) -> list[fx.Node]:
+        return [i for i in node.all_input_nodes if i in sizes]
+
+    wanted = set(reached([n for n in nodes if n in sizes], above))
     return [n for n in sizes if n in wanted] if wanted else []

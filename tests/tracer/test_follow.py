@@ -2,7 +2,7 @@
 
 import torch
 
-from relprop.tracer.follow import depending, follow
+from relprop.tracer.follow import depending, follow, reached
 
 aten = torch.ops.aten
 
@@ -50,3 +50,10 @@ def test_what_depends_on_a_node_other_than_through_some():
     assert depending(graph.nodes, [x]) == {x, a, b, c, d, end}
     assert depending(graph.nodes, [y]) == {y, e, end}
     assert depending(graph.nodes, [a], lambda n: n is not b) == {a}
+
+
+def test_what_one_comes_to_from_a_node():
+    _, x, y, a, b, c, d, e = diamond()
+    assert set(reached([d])) == {d, b, c, a, x} and len(list(reached([d, a]))) == 5
+    assert set(reached([d], lambda n: [i for i in n.all_input_nodes if i is not b])) == {d, c, x}
+    assert {y, e} < set(reached([y], lambda n: n.users)) and list(reached([])) == []

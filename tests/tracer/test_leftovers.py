@@ -8,7 +8,7 @@ from torch.fx import graph_module
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import relprop
-from relprop.tracer import leftovers
+from relprop.tracer import recorded
 from tests.common.models import Recipe, build, sample
 
 
@@ -24,7 +24,7 @@ def captured(seed):
 
 
 def test_captures_of_views_are_collected_and_their_texts_let_go(monkeypatch):
-    monkeypatch.setattr(leftovers, "KEPT", 0)
+    monkeypatch.setattr(recorded, "KEPT", 0)
     captured(0)
     kinds = (ShapeEnv, FakeTensorMode, FakeTensor)
     before, texts = held(*kinds), len(graph_module._loader.eval_cache)
@@ -37,4 +37,4 @@ def test_captures_of_views_are_collected_and_their_texts_let_go(monkeypatch):
 def test_the_results_of_few_captures_are_kept_for_the_next():
     torch._subclasses.FakeTensorMode.cache_clear()
     captured(9)
-    assert 0 < len(FakeTensorMode.cache) <= leftovers.KEPT
+    assert 0 < len(FakeTensorMode.cache) <= recorded.KEPT

@@ -120,7 +120,7 @@ def test_concrete_graphs_equal_the_model(write):
         eager = run_eager(flat, inputs, model)
         found = _concrete(flat, inputs, lambda: None)
         raw = Capture(
-            found.graph, found.constants, flat.outputs, "concrete", found.decisions, eager
+            found.graph, found.constants, flat.outputs, "concrete", found.decisions, eager=eager
         )
         canonicalise(raw.graph, torch.device("cpu"))
         verify(assemble(raw, inputs.names, None, model), model, inputs, raw.eager)

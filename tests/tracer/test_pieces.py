@@ -6,7 +6,7 @@ from torch import nn
 
 from relprop.interpreter.forward import Kept, forward
 from relprop.tracer.binding import bind
-from relprop.tracer.pieces import pieces
+from relprop.tracer.run import pieces
 from relprop.tracer.trace import trace_program
 
 ALL = {
