@@ -40,9 +40,11 @@ def labelled(
     inputs are tables; arguments and errors of ``tables_of``."""
     streams, tables = dict(explanation.streams), tables_of(explanation, names)
     for name, own in tables.items():
-        values = inputs[name][0].tolist() if inputs[name].dim() == 2 else None
+        row: list[float | None] = [None] * streams[name].extent[0]
+        if inputs[name].dim() == 2:
+            row = inputs[name][0].tolist()
         labels = [
-            "" if k < 0 else _label(own[k] if own else f"column {k}", values and values[k])
+            "" if k < 0 else _label(own[k] if own else f"column {k}", row[k])
             for k in streams[name].source.tolist()
         ]
         streams[name] = replace(streams[name], tokens=[labels])

@@ -138,8 +138,9 @@ class Request:
         every, chance = chances.chances_of(found), chances.chance_of(found)
         if every is None or chance is None:
             return said, NO_CLASS
-        ask = partial(covering.logits_with, self.model, self.prepared.inputs)
-        logits = tried(ask, "runners-up")
+        logits = tried(
+            partial(covering.logits_with, self.model, self.prepared.inputs), "runners-up"
+        )
         if isinstance(logits, str):
             return said, logits
         likely, (*place, own) = every(logits)[0], _place(found.target[0])
@@ -152,8 +153,9 @@ class Request:
             return said, NO_WORDS if order else "there is no other class"
         rival = contrast(found.target[0], (*place, order[0]) if place else order[0])
         how = {"method": SIGNED, "precision": self.how["precision"]}
-        ask = partial(explain, self.model, self.prepared, rival, **how)
-        against = tried(ask, "explaining why not")
+        against = tried(
+            partial(explain, self.model, self.prepared, rival, **how), "explaining why not"
+        )
         if isinstance(against, str):
             return said, against
         against, _ = labelled(against, inputs, self.columns)
