@@ -80,12 +80,13 @@ class Citations:
 
         return card_of_citations(self, title).to_html(path)
 
-    def show(self, *, k: int = 3) -> None:
-        """Print each sentence of the answer with the ``k`` passages that it rests on most."""
+    def show(self, *, k: int = 3, raw: bool = False) -> None:
+        """Print each sentence of the answer with the ``k`` passages that it rests on most, each
+        with its share of the sentence's scores, or, ``raw``, with its score."""
         from relprop.views.citations import terminal
         from relprop.views.terminal import print_text
 
-        print_text(terminal(self, k=k))
+        print_text(terminal(self, k=k, raw=raw))
 
     def _repr_html_(self) -> str:
         from relprop.cards.answer_data import card_of_citations

@@ -63,12 +63,15 @@ def to_json(citations: Citations, *, indent: int | None) -> str:
     return json.dumps(whole, indent=indent, allow_nan=False)
 
 
-def terminal(citations: Citations, *, k: int) -> str:
-    """A line per sentence, and below it its strongest passages."""
+def terminal(citations: Citations, *, k: int, raw: bool = False) -> str:
+    """A line per sentence, and below it its strongest passages, each with its share of the sum of
+    the sizes of the sentence's scores, or, ``raw``, its score."""
     lines = [repr(citations)]
     for i, sentence in enumerate(citations.sentences):
         lines.append(visible(sentence.text, 200))
+        size = float(citations.scores[i].abs().sum()) or 1.0
         for passage, score in top(citations, i, k):
             text = visible(passage.text, 120)
-            lines.append(f"  {score:>8.3g}  document {passage.document}: {text}")
+            number = f"{score:>8.3g}" if raw else f"{score / size:>4.0%}"
+            lines.append(f"  {number}  document {passage.document}: {text}")
     return "\n".join(lines)

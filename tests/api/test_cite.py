@@ -183,7 +183,10 @@ def test_tables_and_pages(tmp_path, capsys):
     assert found.to_html(tmp_path / "c.html").read_text().count('data-word="') == 5
     assert "<iframe" in found._repr_html_() and "5 passages of 3 documents" in repr(found)
     found.show(k=1)
-    assert best[0][0].text in capsys.readouterr().out
+    shares, said = found.scores[1] / found.scores[1].abs().sum(), capsys.readouterr().out
+    assert f"{shares.max():.0%}  document {best[0][0].document}: {best[0][0].text}" in said
+    found.show(k=1, raw=True)
+    assert f"{best[0][1]:.3g}  document" in capsys.readouterr().out
 
 
 def test_a_hostile_document_stays_text(tmp_path):
