@@ -148,7 +148,9 @@ class AnswerCard(Card):
                 f"<span>{markup(said.text, LONG) or '&nbsp;'}</span>"
                 f"{'' if chance is None else f'<small>{percent(chance)}</small>'}</button>"
             )
-        colours = "Orange speaks for it, blue against it. " if self.signed else ""
+        rows = [said.shares for said in one.said] + [m.shares.ravel() for m in one.maps]
+        against = self.signed and any(np.min(row, initial=0) < 0 for row in rows)
+        colours = "Orange speaks for it, blue against it. " if against else ""
         if self.why_not_unasked:
             colours += f"There is no “why not”: {markup(self.why_not_unasked, 300)}."
         choose = ""
@@ -177,7 +179,8 @@ class AnswerCard(Card):
             if part.heading != heading:
                 heading = part.heading
                 shown.append(f"<h3>{markup(heading, 200)}</h3>")
-            hidden = " hidden" if k == len(found) - 1 and share == 0 else ""
+            alone = not one.parts and sum(map(bool, found)) == 1
+            hidden = " hidden" if (k == len(found) - 1 and share == 0) or alone else ""
             shown.append(
                 f'<div class="part" data-part{hidden}><b data-percent>{share / size:.0%}</b>'
                 f'<span class="track"><span></span></span><p dir="auto">{_words(part, one)}</p>'
@@ -246,11 +249,14 @@ def _over_time(recording: Recording, one: Answer, drawn: str) -> str:
     ends = (0, end / 4, end / 2, 3 * end / 4, end)
     scale = "".join(f"<span>{at:.3g}&nbsp;{unit}</span>" for at in ends)
     rest = f"{recording.span(end, recording.length)} ({recording.hidden:.0%} of the map)"
+    stand = "The answer stands where its map is strongest."
+    if len(one.said) > 1:
+        stand = "Parts of the answer stand where their map is strongest, as far as there is room."
+    drawn_as = f"{recording.drawn_as} " if recording.banded else ""
     cut = f" Not shown is the silence behind it, {rest}." if end < recording.length else ""
     return (
         f'<figure class="wave">{drawn}<p class="times" style="height:{1.5 * rows}em">{named}</p>'
-        f'<p class="scale soft">{scale}</p><figcaption>Parts of the answer stand where their map '
-        f"is strongest, as far as there is room.{cut}</figcaption></figure>"
+        f'<p class="scale soft">{scale}</p><figcaption>{drawn_as}{stand}{cut}</figcaption></figure>'
     )
 
 

@@ -79,7 +79,7 @@ def covered_words(
         if name not in own:
             raise RelpropError("the words are no input by name")
         if own[name].is_floating_point():
-            raise RelpropError("no value stands for one that is left out")
+            raise RelpropError("there is no neutral value to put in place of a number")
         prefix = name.removesuffix("input_ids") if name.endswith("input_ids") else ""
         mask = f"{prefix}attention_mask"
         if mask not in takes:

@@ -28,13 +28,15 @@ SILENT = 0.8  # silence behind this share of a recording is not shown
 class Recording(Maps):
     """Maps over time, rising pitch upwards where they have several rows. ``shown``, ``length``: how
     much of the recording is shown, and how long it is, in ``unit``; ``hidden``: the share of the
-    maps in the silence that is not shown."""
+    maps in the silence that is not shown; ``banded``: whether several rows are drawn of it."""
 
     kind: ClassVar[str] = "recording"
+    drawn_as: ClassVar[str] = "A row for each channel, large numbers dark."
     shown: float
     length: float
     unit: str
     hidden: float
+    banded: bool = False
 
     def where(self, shares: np.ndarray) -> str | None:
         """The shortest stretch of time that holds half of a map (rows, columns); ``None`` of a map
@@ -64,7 +66,7 @@ class Recording(Maps):
 class Sound(Recording):
     """A recording whose time is known in seconds."""
 
-    kind = "sound"
+    kind, drawn_as = "sound", "High pitch above, loud is dark."
 
 
 def mapped(explanation: Explanation) -> list[Explanation]:
@@ -104,10 +106,11 @@ def _recording(
             for part, step in zip(parts, steps, strict=True)
         ]
     )
-    length, shown, drawn = stream.extent[time] * second, 1.0, None
+    length, shown, drawn, banded = stream.extent[time] * second, 1.0, None, False
     if given is not None:
         plane = given[sample].detach().float().cpu().movedim(time_axis(given, stream) - 1, -1)
         plane = plane.flatten(0, -2) if plane.dim() > 1 else plane[None]
+        banded = len(plane) > 2
         moving = (plane != plane[:, -1:]).any(0).nonzero()
         end = (int(moving[-1]) + 1) / plane.shape[1] if len(moving) else 1.0
         shown = end if end < SILENT else 1.0
@@ -115,7 +118,7 @@ def _recording(
     every, shares = shares, shares[..., : max(1, round(shown * shares.shape[-1]))]
     hidden = 1 - np.abs(shares).sum() / (np.abs(every).sum() or 1.0)
     kind, unit = (Sound, "s") if stream.clock else (Recording, "steps")
-    return kind(stream.name, shares, drawn, shown * length, length, unit, float(hidden))
+    return kind(stream.name, shares, drawn, shown * length, length, unit, float(hidden), banded)
 
 
 def over_time(explanation: Explanation, sample: int) -> Tensor:
@@ -136,12 +139,14 @@ def time_axis(given: Tensor, stream: TokenScores) -> int:
 
 def heard(plane: Tensor) -> np.ndarray:
     """A recording (channels, time) as a picture, bytes (H, W, 3): a waveform between its least and
-    its most, or dark where a band is loud, the lowest below."""
-    if len(plane) > 1:
+    its most, of two channels their mean; of more a row each, dark where it is loud, the first one
+    below."""
+    if len(plane) > 2:
         low, high = plane.aminmax()
         shares = (high - plane.flip(0)) / (high - low).clamp(min=1e-12)
         pooled = F.adaptive_avg_pool2d(shares[None], (HIGH, min(WIDE, plane.shape[1])))[0]
     else:
+        plane = plane.mean(0, keepdim=True)
         size = plane.abs().max().clamp(min=1e-12)
         columns = min(WIDE, plane.shape[1])
         most, least = (F.adaptive_max_pool1d(s * plane / size, columns)[0] for s in (1, -1))

@@ -48,7 +48,7 @@ from relprop.views.overlay import laid
 RUNNERS_UP, SIGNED, CELLS = 3, "attnlrp", 16
 STRETCHES = 32  # of a recording that are covered one after another, at most
 LARGEST = 896  # pixels of a shown picture's longer side
-NO_CLASS, NO_WORDS = "the target is no class", "it is for words and columns alone"
+NO_CLASS = "the target is no class"
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,8 @@ class Request:
         named = self._pieces(order) if place else self._classes(order)
         others = tuple(zip(named, likely[order].tolist(), strict=True))
         said = replace(said, probability=float(chance(logits)[0]), others=others)
-        if not order or not answer_data.words_of(found, 0):
-            return said, NO_WORDS if order else "there is no other class"
+        if not order or not answer_data.words_of(found, 0):  # the shares of a sound are one bar
+            return said, "" if order else "there is no other class"
         rival = contrast(found.target[0], (*place, order[0]) if place else order[0])
         how = {"method": SIGNED, "precision": self.how["precision"]}
         against = tried(

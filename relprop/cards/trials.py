@@ -23,7 +23,7 @@ from relprop.views.escape import markup
 
 #: Shares of the input that are covered, and how many random orders stand beside the map's.
 COVERED, ORDERS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8), 5
-SAME = 0.005
+SAME, CLEAR = 0.005, 0.05
 UNASKED = "it was not asked for"
 WIDTH, HEIGHT, LEFT, TOP = 300, 150, 40, 10  # of the curves, in the picture's own units
 Result = TypeVar("Result")
@@ -104,7 +104,17 @@ class Deletion:
             f"Covering the strongest fifth of the {self.parts} takes the {self.what} from "
             f"{self.by_map[0]:.2f} to {self.by_map[at]:.2f}; covering a fifth drawn at random, "
             f"in scattered parts, to {self.chance[at]:.2f} (mean of {len(self.by_chance)})."
+            f"{self._elsewhere(at)}"
         )
+
+    def _elsewhere(self, at: int) -> str:
+        """Where a fifth shows no difference, the share that shows the largest."""
+        differences = [c - m for c, m in zip(self.chance, self.by_map, strict=True)]
+        best = max(range(len(differences)), key=lambda k: abs(differences[k]))
+        if abs(differences[at]) >= CLEAR or abs(differences[best]) < CLEAR:
+            return ""
+        both = f"{self.by_map[best]:.2f} and {self.chance[best]:.2f}"
+        return f" The largest difference is at {COVERED[best]:.0%}: {both}."
 
     def html(self) -> str:
         """The sentence; the curves as SVG, and the numbers as a table for who does not see it."""
@@ -122,6 +132,8 @@ class Deletion:
         base, end, what = TOP + HEIGHT, LEFT + WIDTH, markup(self.what, 200)
         marks = [(LEFT - 5, TOP + 8, f"{high:.3g}"), (LEFT - 5, base, f"{low:.3g}")]
         marks += [(LEFT + 16, base + 16, "0 %"), (end, base + 16, f"{COVERED[-1]:.0%} covered")]
+        quarters = [(LEFT + WIDTH * k / 4 + 12, base + 16, COVERED[-1] * k / 4) for k in (1, 2, 3)]
+        marks += [(x, y, f"{share:.0%}") for x, y, share in quarters]
         texts = "".join(f'<text x="{x}" y="{y}" text-anchor="end">{t}</text>' for x, y, t in marks)
         head = "".join(f"<th scope=col>{share:.0%}</th>" for share in COVERED)
         rows = "".join(

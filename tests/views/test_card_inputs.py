@@ -157,7 +157,7 @@ def test_a_row_of_a_table_is_told_by_its_columns():
     rival = relprop.targets.contrast(*order[:2])
     rather = relprop.explain(model, ROW, rival, method="attnlrp").scores[0]
     assert np.allclose(answer.said[0].against, rather / rather.abs().sum(), atol=1e-6)
-    assert card.checks.deletion == "no value stands for one that is left out"
+    assert card.checks.deletion == "there is no neutral value to put in place of a number"
     unnamed = relprop.card(model, ROW, checks=False)
     assert unnamed.answers[0].words[1] == "column 1 = -1.25"
 
