@@ -86,11 +86,7 @@ class Answer:
         several = len(self.said) > 1
         text = f"As a whole, {text}" if several else text
         if not self.parts and len(self.maps) == 1 and isinstance(self.maps[0], Recording):
-            where = self.maps[0].where(self.maps[0].shares.mean(0))
-            if where is None:
-                kind = self.maps[0].kind
-                return f"The map is spread evenly over the {kind}: no part of it stands out."
-            return f"{text} {where}, which holds half of the map."
+            return self.maps[0].sentence(text, self.maps[0].shares.mean(0))
         if len(self.parts) + len(self.maps) == 1:
             order = sorted(range(len(self.words)), key=lambda i: -self.whole[i])[:FEW_WORDS]
             named = [f"“{visible(self.words[i], 40)}” ({self.whole[i] / total:.0%})" for i in order]
@@ -247,7 +243,8 @@ def _over_time(recording: Recording, one: Answer, drawn: str) -> str:
     rows = max((row for *_, row in placed), default=0) + 1
     end, unit = recording.shown, recording.unit
     ends = (0, end / 4, end / 2, 3 * end / 4, end)
-    scale = "".join(f"<span>{at:.3g}&nbsp;{unit}</span>" for at in ends)
+    digits = 2 if unit == "s" else 0
+    scale = "".join(f"<span>{at:.{digits}f}&nbsp;{unit}</span>" for at in ends)
     rest = f"{recording.span(end, recording.length)} ({recording.hidden:.0%} of the map)"
     stand = "The answer stands where its map is strongest."
     if len(one.said) > 1:

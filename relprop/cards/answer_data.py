@@ -15,7 +15,7 @@ from relprop.api.rounding import content_scores
 from relprop.cards.answer import Answer, AnswerCard, Part, Said
 from relprop.cards.recording import mapped, maps_with
 from relprop.cards.trials import Checks, made_by
-from relprop.errors import OptionError
+from relprop.errors import OptionError, RelpropError
 from relprop.explanation.whole import answer_text, whole
 from relprop.methods import METHODS
 from relprop.views.generations import steps_of
@@ -86,6 +86,23 @@ def scores_of(step: Explanation, sample: int, words: Words, own: Sequence[int] =
     found = [float(scores[name][tokens].sum()) for name, _, tokens in words]
     found += [float(content_scores(one, sample).detach().double().sum()) for one in mapped(step)]
     return [*found, *(float(scores[next(reversed(scores))][i]) for i in own)]
+
+
+def scores_like(found: Explanation, other: Explanation, sample: int) -> list[float]:
+    """``scores_of`` another explanation for the words of ``found``, whose inputs may be fewer and
+    have tokens of the model's own beside theirs. Raises ``RelpropError`` where the other has not
+    all of them."""
+    streams = {}
+    for name, stream in found.streams.items():
+        same = other.streams.get(name)
+        place = {} if same is None else {k: i for i, k in enumerate(same.source.tolist())}
+        at = [place.get(k, -1) for k in stream.source.tolist()]
+        if same is None or any(i < 0 <= k for i, k in zip(at, stream.source.tolist(), strict=True)):
+            raise RelpropError(f"{other.method} explains other tokens of {name!r}")
+        scores = same.scores[:, at] * (stream.source >= 0).to(same.scores.device)
+        streams[name] = replace(stream, scores=scores)
+    both = replace(other, streams=streams)
+    return scores_of(both, sample, words_of(found, sample))
 
 
 def shares(numbers: Sequence[float]) -> tuple[float, ...]:

@@ -15,7 +15,7 @@ from relprop.cards.base import Card
 from relprop.cards.columns import Columns, tables_of
 from relprop.cards.request import Request
 from relprop.error_boundary import guarded
-from relprop.errors import InputError
+from relprop.errors import InputError, OptionError
 from relprop.explanation import Generation
 from relprop.methods.options import CallOptions
 from relprop.opening import base_model
@@ -87,14 +87,17 @@ def card(
     how: dict[str, Any] = {"method": method, "rules": rules, "precision": precision}
     how |= question.options
     named = "".join(f", {k}={v!r}" for k, v in method_options.items() if k != "processor")
+    named += "" if columns is None else f", columns={columns!r}"
     call = made or f"relprop.card(model, inputs, {target!r}, method={method!r}{named})"
     request = Request(module, prepared, target, dict(how), call, checks, columns)
     with showing(progress), plain_numbers():
         generates = getattr(base_model(module), "can_generate", None)
         if target is None and callable(generates) and generates():
-            generation = explain_generation(module, prepared, max_new_tokens=max_new_tokens, **how)
-            tables_of(generation.steps[0], columns)
-            return request.answer_card(generation)
+            if columns is not None:
+                fact = "columns= names columns, and here the model's whole answer is explained"
+                raise OptionError(fact, then=["leave columns= out", "give a target="])
+            how |= {"max_new_tokens": max_new_tokens}
+            return request.answer_card(explain_generation(module, prepared, **how))
         found = explain(module, prepared, target, **how)
         tables_of(found, columns)
         stream = next(iter(found.streams.values()))

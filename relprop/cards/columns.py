@@ -37,17 +37,18 @@ def labelled(
     explanation: Explanation, inputs: Mapping[str, Tensor], names: Columns
 ) -> tuple[Explanation, list[str]]:
     """The explanation of one row with ``age = 38`` for the labels of its tables' tokens, and which
-    inputs are tables; arguments and errors of ``tables_of``."""
+    inputs are tables; arguments and errors of ``tables_of``. Without names, numbers are columns,
+    and what has several numbers at each place is told by steps."""
     streams, tables = dict(explanation.streams), tables_of(explanation, names)
     for name, own in tables.items():
-        row: list[float | None] = [None] * streams[name].extent[0]
-        if inputs[name].dim() == 2:
-            row = inputs[name][0].tolist()
-        labels = [
-            "" if k < 0 else _label(own[k] if own else f"column {k}", row[k])
-            for k in streams[name].source.tolist()
-        ]
-        streams[name] = replace(streams[name], tokens=[labels])
+        stream, given = streams[name], inputs[name]
+        (count,) = stream.extent
+        row = given[0].tolist() if given.dim() == 2 else [None] * count
+        place = "column" if given.is_floating_point() else "position"
+        kind = place if given.dim() == 2 else "step"
+        called = [f"{kind} {k}" for k in range(count)] if own is None else own
+        labels = ["" if k < 0 else _label(called[k], row[k]) for k in stream.source.tolist()]
+        streams[name] = replace(stream, tokens=[labels])
     return replace(explanation, streams=streams), list(tables)
 
 
@@ -57,5 +58,7 @@ def _is_table(stream: TokenScores) -> bool:
     return unnamed and len(stream.extent) == 1 and not is_recording(stream)
 
 
-def _label(name: str, value: float | None) -> str:
-    return name if value is None else f"{name} = {value:.4g}"
+def _label(name: str, value: float | int | None) -> str:
+    if value is None:
+        return name
+    return f"{name} = {value if isinstance(value, int) else format(value, '.6g')}"

@@ -4,7 +4,7 @@ in time the map lies."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from relprop.errors import RelpropError
 from relprop.explanation import Explanation, TokenScores
 from relprop.views.overlay import turned
 from relprop.views.regions import is_recording
@@ -38,15 +39,29 @@ class Recording(Maps):
     hidden: float
     banded: bool = False
 
+    def sentence(self, rests: str, shares: np.ndarray) -> str:
+        """Where in time a map (rows, columns) lies: ``rests`` (``"it rests mostly on"``) and the
+        shortest stretch that holds half of what speaks for the answer, or why none does."""
+        if not shares.max(initial=0) > 0:
+            return f"Nothing in the {self.kind} speaks for the answer."
+        where = self.where(shares)
+        if where is not None:
+            part = "what speaks for it" if shares.min() < 0 else "the map"
+            return f"{rests} {where}, which holds half of {part}."
+        if self.hidden > HALF:
+            silence = f"the silence behind the {self.kind}"
+            return f"{self.hidden:.0%} of the map lies in {silence}: no part of it stands out."
+        return f"The map is spread evenly over the {self.kind}: no part of it stands out."
+
     def where(self, shares: np.ndarray) -> str | None:
-        """The shortest stretch of time that holds half of a map (rows, columns); ``None`` of a map
-        that is spread evenly."""
+        """The shortest stretch of time that holds half of a map (rows, columns), what is not shown
+        of it included; ``None`` where none does that is short."""
         heat = shares.clip(0).sum(0)
         ends = np.concatenate([[0.0], heat.cumsum()])
-        last = np.searchsorted(ends, ends + HALF * ends[-1] - 1e-9)
+        last = np.searchsorted(ends, ends + HALF * ends[-1] / max(1 - self.hidden, 1e-9) - 1e-9)
         lengths = np.where(last <= len(heat), last - np.arange(len(ends)), len(ends))
         start = int(lengths.argmin())
-        if ends[-1] <= 0 or lengths[start] >= EVEN * len(heat):
+        if ends[-1] <= 0 or lengths[start] > max(1, EVEN * len(heat)):
             return None
         first, end = (n * self.shown / len(heat) for n in (start, start + int(lengths[start])))
         return f"{self.span(first, end)} of the {self.kind}"
@@ -82,17 +97,13 @@ def maps_with(
 ) -> tuple[Maps, ...]:
     """The maps of what is ``mapped``, a map for each step. ``inputs``: by name, (batch, ...), of
     which recordings are drawn."""
-    first = steps[0].streams
+    first, own = steps[0].streams, inputs or {}
     heard = [name for name in first if is_recording(first[name])]
-    seen = [
-        replace(step, streams={n: s for n, s in step.streams.items() if n not in heard})
-        for step in steps
-    ]
-    own = inputs or {}
+    pictures = maps_of(steps, sample, [name for name in first if name not in heard])
     recorded = (
         _recording([s[name] for s in steps], steps, sample, own.get(name)) for name in heard
     )
-    return (*(maps_of(seen, sample) if len(heard) < len(first) else ()), *recorded)
+    return (*pictures, *recorded)
 
 
 def _recording(
@@ -113,10 +124,10 @@ def _recording(
         banded = len(plane) > 2
         moving = (plane != plane[:, -1:]).any(0).nonzero()
         end = (int(moving[-1]) + 1) / plane.shape[1] if len(moving) else 1.0
-        shown = end if end < SILENT else 1.0
+        shown = end if end < SILENT and stream.clock else 1.0
         drawn = heard(plane[:, : max(1, round(shown * plane.shape[1]))])
     every, shares = shares, shares[..., : max(1, round(shown * shares.shape[-1]))]
-    hidden = 1 - np.abs(shares).sum() / (np.abs(every).sum() or 1.0)
+    hidden = 1 - shares.clip(0).sum() / (every.clip(0).sum() or 1.0)
     kind, unit = (Sound, "s") if stream.clock else (Recording, "steps")
     return kind(stream.name, shares, drawn, shown * length, length, unit, float(hidden), banded)
 
@@ -132,9 +143,9 @@ def over_time(explanation: Explanation, sample: int) -> Tensor:
 
 
 def time_axis(given: Tensor, stream: TokenScores) -> int:
-    """Which axis of an input (batch, ...) is time: the last one of the recording's length."""
+    """Which axis of an input (batch, ...) is time: the first one of the recording's length."""
     length = stream.extent[stream.clock[0] if stream.clock else 0]
-    return max(k for k in range(1, given.dim()) if given.shape[k] == length)
+    return min(k for k in range(1, given.dim()) if given.shape[k] == length)
 
 
 def heard(plane: Tensor) -> np.ndarray:
@@ -159,7 +170,9 @@ def heard(plane: Tensor) -> np.ndarray:
 
 def silenced(given: Tensor, axis: int, gone: Tensor) -> Tensor:
     """A sample's recording (1, ...) with its mean over time in the stretches of time that are
-    ``gone`` (runs, stretches), bool; (runs, ...)."""
+    ``gone`` (runs, stretches), bool; (runs, ...). Raises ``RelpropError`` for whole numbers."""
+    if not given.is_floating_point():
+        raise RelpropError("what stands at a time has no mean")
     steps = F.interpolate(gone[:, None].double(), given.shape[axis])[:, 0].bool().to(given.device)
     shape = [len(gone), *(1 for _ in given.shape[1:])]
     shape[axis] = given.shape[axis]

@@ -114,7 +114,7 @@ class Request:
             raise OptionError(fact, then=then)
         row = answer_data.shares(answer_data.scores_of(found, 0, words))
         said = Said(chances.class_of(found).strip("'"), row, answer_data.probability_of(found, 0))
-        said, why_not = self._beside_others(found, said, inputs)
+        said, why_not = self._beside_others(found, said)
         texts = tuple(word for _, word, _ in words)
         parts = answer_data.parts_of(found, 0, words, tables)
         answer, chance = (
@@ -130,9 +130,7 @@ class Request:
         checks = self._checked(found, self._again(found), covered, "" if chance else NO_CLASS)
         return self._answer_card(found, title, checks, answer, why_not)
 
-    def _beside_others(
-        self, found: Explanation, said: Said, inputs: Mapping[str, Tensor]
-    ) -> tuple[Said, object]:
+    def _beside_others(self, found: Explanation, said: Said) -> tuple[Said, object]:
         """A class with its probability, the others that are likely, and why not the first of them;
         or why that last is not known."""
         every, chance = chances.chances_of(found), chances.chance_of(found)
@@ -153,14 +151,13 @@ class Request:
             return said, "" if order else "there is no other class"
         rival = contrast(found.target[0], (*place, order[0]) if place else order[0])
         how = {"method": SIGNED, "precision": self.how["precision"]}
-        against = tried(
-            partial(explain, self.model, self.prepared, rival, **how), "explaining why not"
-        )
-        if isinstance(against, str):
-            return said, against
-        against, _ = labelled(against, inputs, self.columns)
-        row = answer_data.scores_of(against, 0, answer_data.words_of(against, 0))
-        return replace(said, against=answer_data.shares(row)), ""
+
+        def rather() -> tuple[float, ...]:
+            against = explain(self.model, self.prepared, rival, **how)
+            return answer_data.shares(answer_data.scores_like(found, against, 0))
+
+        row = tried(rather, "explaining why not")
+        return (said, row) if isinstance(row, str) else (replace(said, against=row), "")
 
     def picture_card(self, found: Explanation, picture: Any) -> PictureCard:
         """Where a picture's map lies, and what covering that part does."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from relprop.numerics import positive, safe_divide, sign
 from relprop.operations import Value
 from relprop.rules.call import Call, Split, as_given
-from relprop.rules.families import NO_POSITIVE, Part, Terms
+from relprop.rules.families import NO_POSITIVE, Part, Share, Terms
 
 #: γ of ``lrp_gamma``, as zennit's ``Gamma`` has it, and its composites for convolutions.
 GAMMA = 0.25
@@ -31,6 +31,11 @@ class EpsilonLinear(Terms):
     """LRP-ε: R_x = x · ∂z/∂x · R/(z + ε·sgn z). The bias keeps its part, booked to it by name."""
 
     parts: Sequence[Part] = (Part(torch.positive, torch.positive, torch.positive),)
+
+    def __call__(self, relevance: Tensor, call: Call) -> Split:
+        if len(call.activations) > 1:  # linear in each of them, and in no one of them alone
+            return Share(self.divide)(relevance, call)
+        return super().__call__(relevance, call)
 
 
 @dataclass(frozen=True)

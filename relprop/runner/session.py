@@ -110,7 +110,7 @@ class Session:
     @property
     def flow(self) -> Flow:
         """The program's flowing nodes."""
-        return self.once(flowing, self.program, PAPER)
+        return self.kept(("flow",), lambda: flowing(self.program, PAPER))
 
     def context(
         self, inputs: Inputs, outputs: Mapping[fx.Node, Made], processor: object

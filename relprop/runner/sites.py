@@ -53,7 +53,8 @@ def notice_of_inputs(
 
 def sites_between(session: Session, starts: Nodes) -> tuple[Site, ...]:
     """The attention sites on the way from an explained input to the target, in forward order."""
-    here = (s for s in session.program.sites if s.contraction in session.flow.members)
+    flow = session.flow.members
+    here = (s for s in session.program.sites if s.contraction in flow)
     sites = tuple(s for s in here if session.leads(s.contraction, starts))
     if not sites:
         reached_inputs(session, starts)

@@ -37,11 +37,15 @@ class Maps:
         return blended(shares[rows][:, columns], self.seen / 255)
 
 
-def maps_of(steps: Sequence[Explanation], sample: int) -> list[Maps]:
-    """Every picture of a sample, in the order the model reads them in, a map for each step."""
+def maps_of(
+    steps: Sequence[Explanation], sample: int, names: Sequence[str] | None = None
+) -> list[Maps]:
+    """Every picture of a sample, in the order the model reads them in, a map for each step.
+    ``names``: of the inputs that are looked at, if not all."""
+    every = list(steps[0].streams) if steps else []
     return [
         _maps([pictures_of(step[name])[number] for step in steps], steps, sample)
-        for name in (steps[0].streams if steps else ())
+        for name in (every if names is None else names)
         for number in range(len(pictures_of(steps[0][name])))
     ]
 

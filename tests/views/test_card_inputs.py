@@ -17,6 +17,7 @@ import relprop
 from relprop.cards.recording import Recording, Sound, heard, silenced
 from relprop.cards.trials import COVERED
 from relprop.errors import InputError, OptionError
+from tests.people.tabular import TabTransformer
 
 COLUMNS = ["age", "income", "height", "debt"]
 ROW = torch.tensor([[0.5, -1.25, 2.0, 38.0]])
@@ -67,6 +68,11 @@ def recording(shares, unit="s", kind=Sound):
 
 
 def test_where_in_time_a_map_lies():
+    assert recording([1]).where(np.array([[1]])) == "0.00–2.00 s of the sound"
+    half = Sound("x", np.ones((1, 1, 10)), None, 2.0, 8.0, "s", 0.6)
+    assert half.where(half.shares[0]) is None
+    assert "60% of the map lies in the silence" in half.sentence("it rests on", half.shares[0])
+    assert "Nothing in the sound" in half.sentence("it rests on", -half.shares[0])
     one = recording([0, 0, 0.3, 0.8, 1, 0.3, 0, 0, 0, 0])
     assert one.where(one.shares[0]) == "0.60–1.00 s of the sound"
     assert one.strongest_at(0) == pytest.approx(0.45)
@@ -160,6 +166,19 @@ def test_a_row_of_a_table_is_told_by_its_columns():
     assert card.checks.deletion == "there is no neutral value to put in place of a number"
     unnamed = relprop.card(model, ROW, checks=False)
     assert unnamed.answers[0].words[1] == "column 1 = -1.25"
+    named = relprop.card(model, ROW * 1000, columns=np.array(COLUMNS), checks=False)
+    assert named.answers[0].words[3] == "debt = 38000"
+
+
+def test_only_columns_that_the_map_is_of_are_told():
+    torch.manual_seed(0)
+    row, names = (
+        (torch.tensor([[1, 2, 0, 1]]), torch.randn(1, 3)),
+        {"input_0": ["a", "b", "c", "d"]},
+    )
+    answer = relprop.card(TabTransformer().eval(), row, columns=names, checks=False).answers[0]
+    assert answer.words == ("a = 1", "b = 2", "c = 0", "d = 1")
+    assert len(answer.said[0].against) == len(answer.said[0].shares) == 4
 
 
 def test_names_that_fit_no_table_are_refused():
