@@ -116,9 +116,9 @@ def excerpts(monkeypatch):
     """The places at which outputs are made in part, from now on."""
     seen, made = [], runs.made_at
 
-    def counted(readout, values, cut, dtype):
+    def counted(readout, values, cut, *how):
         seen.append([None if there is None else there.tolist() for there in cut])
-        return made(readout, values, cut, dtype)
+        return made(readout, values, cut, *how)
 
     monkeypatch.setattr(runs, "made_at", counted)
     return seen
