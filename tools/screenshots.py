@@ -29,7 +29,13 @@ from relprop.demo.scenes import make_scenes
 WIDTHS, SCHEMES, HEIGHT, TALL = (1280, 390), ("light", "dark"), 900, 1960
 SITE = Path(__file__).parents[1] / "docs/_build/html"
 PICTURES = Path(__file__).parents[1] / "docs/pictures"
-PAGES = {"site": "index.html", "gallery": "gallery/index.html", "methods": "methods.html"}
+PAGES = {
+    "site": "index.html",
+    "gallery": "gallery/index.html",
+    "methods": "methods.html",
+    "sound": "gallery/plot_14_sound.html",
+    "table": "gallery/plot_16_table.html",
+}
 
 
 def report(folder: Path) -> Path:
