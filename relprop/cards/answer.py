@@ -16,12 +16,10 @@ from relprop.views.page import data_uri
 from relprop.views.token_maps import Maps
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 LONG = 10_000  # characters of a text that are shown
 FEW_WORDS = 3  # that are named of a prompt of one sentence
-LETTER, ROWS = 0.025, 6  # a letter's share of a recording's width on a narrow screen; rows of words
 SMALL = 0.02  # of many parts those with a smaller share are left out of a figure
 
 
@@ -186,14 +184,14 @@ class AnswerCard(Card):
 
     def _maps(self, one: Answer) -> str:
         """Each picture, grey, under a canvas of its map; recordings below."""
-        shown, heard = "", ""
+        shown, heard, texts = "", "", [said.text for said in one.said]
         for m in one.maps:
             rows, columns = m.shares.shape[1:]
             canvas = f'<canvas width="{columns}" height="{rows}" role="img" '
             canvas += f'aria-label="map of {markup(m.name)}"></canvas>'
             uri, size = "" if m.seen is None else data_uri(m.seen), m.shares.shape[1:]
             if isinstance(m, Recording):
-                heard += _over_time(m, one, stack(uri, (HIGH, WIDE), canvas))
+                heard += m.html(stack(uri, (HIGH, WIDE), canvas), texts)
             else:
                 shown += stack(uri, size if m.seen is None else m.seen.shape, canvas)
         return (f'<div class="side">{shown}</div>' if shown else "") + heard
@@ -216,7 +214,7 @@ class AnswerCard(Card):
         for panel, m in zip(panels[1:], one.maps, strict=True):
             show_image(panel, m.over(m.shares.mean(0)), m.name)
             if isinstance(m, Recording):
-                _draw_time(panel, m, one)
+                m.draw_time(panel, [said.text for said in one.said])
         bars = [found[k] / total for k in kept]
         colour = [hexadecimal(shade(0.8 if bar >= 0 else -0.8)) for bar in bars]
         panels[0].barh(range(len(kept)), bars, color=colour)
@@ -231,61 +229,6 @@ class AnswerCard(Card):
         sure = "  ".join(f"{t} ({percent(p)})" if p is not None else t for t, p in known)
         write_title(panels[0], f"{visible(self.title, 120)}\n{visible(sure, 300)}")
         return fig
-
-
-def _over_time(recording: Recording, one: Answer, drawn: str) -> str:
-    """A recording under its map, with each part of the answer where its map is strongest."""
-    placed = _placed(recording, one)
-    named = "".join(
-        f'<span style="left:{100 * at:.1f}%;top:{1.5 * row}em">{markup(text, 40)}</span>'
-        for text, at, row in placed
-    )
-    rows = max((row for *_, row in placed), default=0) + 1
-    end, unit = recording.shown, recording.unit
-    ends = (0, end / 4, end / 2, 3 * end / 4, end)
-    digits = 2 if unit == "s" else 0
-    scale = "".join(f"<span>{at:.{digits}f}&nbsp;{unit}</span>" for at in ends)
-    rest = f"{recording.span(end, recording.length)} ({recording.hidden:.0%} of the map)"
-    stand = "The answer stands where its map is strongest."
-    if len(one.said) > 1:
-        stand = "Parts of the answer stand where their map is strongest, as far as there is room."
-    drawn_as = f"{recording.drawn_as} " if recording.banded else ""
-    cut = f" Not shown is the silence behind it, {rest}." if end < recording.length else ""
-    return (
-        f'<figure class="wave">{drawn}<p class="times" style="height:{1.5 * rows}em">{named}</p>'
-        f'<p class="scale soft">{scale}</p><figcaption>{drawn_as}{stand}{cut}</figcaption></figure>'
-    )
-
-
-def _placed(recording: Recording, one: Answer) -> list[tuple[str, float, int]]:
-    """The parts of the answer in their order in time: text, place as a share of the time shown, and
-    the row in which none covers another, of ``ROWS``."""
-    found, ends = list[tuple[str, float, int]](), list[float]()
-    at = [recording.strongest_at(k) for k in range(len(one.said))]
-    for k in sorted(range(len(at)), key=at.__getitem__):
-        wide = min(1.0, LETTER * (len(one.said[k].text) + 2))
-        start = min(at[k], 1 - wide)
-        row = next((r for r, end in enumerate(ends) if end <= start), len(ends))
-        if row < ROWS:
-            ends[row : row + 1] = [start + wide]
-            found.append((one.said[k].text, start, row))
-    return found
-
-
-def _draw_time(axes: Axes, recording: Recording, one: Answer) -> None:
-    """Below a recording its time, and on it the parts of the answer."""
-    from relprop.views.figure import LABEL, TICK, bare
-
-    axes.images[0].set_extent((0, recording.shown, 0, 1))
-    axes.set_aspect("auto")
-    axes.set_axis_on()
-    for text, at, row in _placed(recording, one):
-        place = (at * recording.shown, 1.02 + 0.08 * row)
-        axes.text(*place, visible(text, 40), fontsize=TICK).set_parse_math(False)
-    axes.set_title("")
-    axes.set_yticks([])
-    axes.set_xlabel("seconds" if recording.unit == "s" else recording.unit, fontsize=LABEL)
-    bare(axes)
 
 
 def _words(part: Part, one: Answer) -> str:

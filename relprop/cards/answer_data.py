@@ -13,7 +13,7 @@ from torch import Tensor
 
 from relprop.api.rounding import content_scores
 from relprop.cards.answer import Answer, AnswerCard, Part, Said
-from relprop.cards.recording import mapped, maps_with
+from relprop.cards.over_time import mapped, maps_with
 from relprop.cards.trials import Checks, made_by
 from relprop.errors import OptionError, RelpropError
 from relprop.explanation.whole import answer_text, whole

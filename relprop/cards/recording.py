@@ -1,28 +1,22 @@
-"""Sound and other recordings on a card: what the model heard over time, the heat on it, and where
-in time the map lies."""
+"""A recording on a card: maps over time, and where in time they lie, as HTML and in a figure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from relprop.errors import RelpropError
-from relprop.explanation import Explanation, TokenScores
-from relprop.views.overlay import turned
-from relprop.views.regions import is_recording
-from relprop.views.shown import only
-from relprop.views.token_maps import Maps, maps_of, pictures_of, strongest
+from relprop.views.escape import markup, visible
+from relprop.views.token_maps import Maps
 
-#: Of the drawn recording: its columns and rows; of its map: the columns at most.
-WIDE, HIGH, COLUMNS = 768, 120, 1024
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDE, HIGH = 768, 120  # of the drawn recording, pixels
 HALF, EVEN = 0.5, 0.4  # a map with half of it in no less than this share of the time is even
-SILENT = 0.8  # silence behind this share of a recording is not shown
+LETTER, ROWS = 0.025, 6  # a letter's share of the width on a narrow screen; rows of words below
 
 
 @dataclass(frozen=True)
@@ -72,6 +66,60 @@ class Recording(Maps):
             return f"{first:.2f}–{end:.2f} s"
         return f"{self.unit} {first:.0f}–{max(first, end - 1):.0f}"
 
+    def html(self, drawn: str, texts: Sequence[str]) -> str:
+        """What is ``drawn`` of it, and below it the parts of the answer, a text for each map."""
+        placed = self.placed(texts)
+        named = "".join(
+            f'<span style="left:{100 * at:.1f}%;top:{1.5 * row}em">{markup(text, 40)}</span>'
+            for text, at, row in placed
+        )
+        rows, digits = max((row for *_, row in placed), default=0) + 1, 2 * (self.unit == "s")
+        marks = (self.shown * k / 4 for k in range(5))
+        scale = "".join(f"<span>{at:.{digits}f}&nbsp;{self.unit}</span>" for at in marks)
+        said = "The answer stands where its map is strongest."
+        if len(texts) > 1:
+            said = (
+                "Parts of the answer stand where their map is strongest, as far as there is room."
+            )
+        if self.banded:
+            said = f"{self.drawn_as} {said}"
+        if self.shown < self.length:
+            rest = f"{self.span(self.shown, self.length)} ({self.hidden:.0%} of the map)"
+            said += f" Not shown is the silence behind it, {rest}."
+        return (
+            f'<figure class="wave">{drawn}<p class="times" style="height:{1.5 * rows}em">{named}'
+            f'</p><p class="scale soft">{scale}</p><figcaption>{said}</figcaption></figure>'
+        )
+
+    def draw_time(self, axes: Axes, texts: Sequence[str]) -> None:
+        """Below the drawn recording its time, above it the parts of the answer."""
+        from relprop.views.figure import LABEL, TICK, bare
+
+        axes.images[0].set_extent((0, self.shown, 0, 1))
+        axes.set_aspect("auto")
+        axes.set_axis_on()
+        for text, at, row in self.placed(texts):
+            place = (at * self.shown, 1.02 + 0.08 * row)
+            axes.text(*place, visible(text, 40), fontsize=TICK).set_parse_math(False)
+        axes.set_title("")
+        axes.set_yticks([])
+        axes.set_xlabel("seconds" if self.unit == "s" else self.unit, fontsize=LABEL)
+        bare(axes)
+
+    def placed(self, texts: Sequence[str]) -> list[tuple[str, float, int]]:
+        """The parts of the answer in their order in time: text, where its map is strongest as a
+        share of the time shown, and the row in which none covers another, of ``ROWS``."""
+        found, ends = list[tuple[str, float, int]](), list[float]()
+        at = [self.strongest_at(k) for k in range(len(texts))]
+        for k in sorted(range(len(at)), key=at.__getitem__):
+            wide = min(1.0, LETTER * (len(texts[k]) + 2))
+            start = min(at[k], 1 - wide)
+            row = next((r for r, end in enumerate(ends) if end <= start), len(ends))
+            if row < ROWS:
+                ends[row : row + 1] = [start + wide]
+                found.append((texts[k], start, row))
+        return found
+
     def strongest_at(self, step: int) -> float:
         """Where one map is strongest, as a share of the time that is shown."""
         heat = self.shares[step].sum(0)
@@ -82,98 +130,3 @@ class Sound(Recording):
     """A recording whose time is known in seconds."""
 
     kind, drawn_as = "sound", "High pitch above, loud is dark."
-
-
-def mapped(explanation: Explanation) -> list[Explanation]:
-    """Every picture and then every recording of an explanation, each as one of its own."""
-    heard = [name for name, stream in explanation.streams.items() if is_recording(stream)]
-    seen = [name for name in explanation.streams if name not in heard]
-    pictures = [picture for name in seen for picture in pictures_of(explanation[name])]
-    return [*pictures, *(explanation[name] for name in heard)]
-
-
-def maps_with(
-    steps: Sequence[Explanation], sample: int, inputs: Mapping[str, Tensor] | None = None
-) -> tuple[Maps, ...]:
-    """The maps of what is ``mapped``, a map for each step. ``inputs``: by name, (batch, ...), of
-    which recordings are drawn."""
-    first, own = steps[0].streams, inputs or {}
-    heard = [name for name in first if is_recording(first[name])]
-    pictures = maps_of(steps, sample, [name for name in first if name not in heard])
-    recorded = (
-        _recording([s[name] for s in steps], steps, sample, own.get(name)) for name in heard
-    )
-    return (*pictures, *recorded)
-
-
-def _recording(
-    parts: Sequence[Explanation], steps: Sequence[Explanation], sample: int, given: Tensor | None
-) -> Recording:
-    stream = only(parts[0], "card()")
-    time, second = stream.clock or (0, 1.0)
-    shares = np.stack(
-        [
-            (over_time(part, sample) / strongest(step, sample)).clamp(-1, 1).numpy()
-            for part, step in zip(parts, steps, strict=True)
-        ]
-    )
-    length, shown, drawn, banded = stream.extent[time] * second, 1.0, None, False
-    if given is not None:
-        plane = given[sample].detach().float().cpu().movedim(time_axis(given, stream) - 1, -1)
-        plane = plane.flatten(0, -2) if plane.dim() > 1 else plane[None]
-        banded = len(plane) > 2
-        moving = (plane != plane[:, -1:]).any(0).nonzero()
-        end = (int(moving[-1]) + 1) / plane.shape[1] if len(moving) else 1.0
-        shown = end if end < SILENT and stream.clock else 1.0
-        drawn = heard(plane[:, : max(1, round(shown * plane.shape[1]))])
-    every, shares = shares, shares[..., : max(1, round(shown * shares.shape[-1]))]
-    hidden = 1 - shares.clip(0).sum() / (every.clip(0).sum() or 1.0)
-    kind, unit = (Sound, "s") if stream.clock else (Recording, "steps")
-    return kind(stream.name, shares, drawn, shown * length, length, unit, float(hidden), banded)
-
-
-def over_time(explanation: Explanation, sample: int) -> Tensor:
-    """A recording's scores (rows, columns), float64: one row, or of a spectrogram its bands, the
-    lowest below."""
-    stream = only(explanation, "card()")
-    if stream.grid is not None:
-        return turned(explanation.heatmap(stream.grid)[sample], stream).detach().double().cpu()
-    scores = stream.scores[sample].detach().double().cpu()[stream.source.cpu() >= 0]
-    return F.adaptive_avg_pool1d(scores[None], min(len(scores), COLUMNS))
-
-
-def time_axis(given: Tensor, stream: TokenScores) -> int:
-    """Which axis of an input (batch, ...) is time: the first one of the recording's length."""
-    length = stream.extent[stream.clock[0] if stream.clock else 0]
-    return min(k for k in range(1, given.dim()) if given.shape[k] == length)
-
-
-def heard(plane: Tensor) -> np.ndarray:
-    """A recording (channels, time) as a picture, bytes (H, W, 3): a waveform between its least and
-    its most, of two channels their mean; of more a row each, dark where it is loud, the first one
-    below."""
-    if len(plane) > 2:
-        low, high = plane.aminmax()
-        shares = (high - plane.flip(0)) / (high - low).clamp(min=1e-12)
-        pooled = F.adaptive_avg_pool2d(shares[None], (HIGH, min(WIDE, plane.shape[1])))[0]
-    else:
-        plane = plane.mean(0, keepdim=True)
-        size = plane.abs().max().clamp(min=1e-12)
-        columns = min(WIDE, plane.shape[1])
-        most, least = (F.adaptive_max_pool1d(s * plane / size, columns)[0] for s in (1, -1))
-        rows = torch.linspace(1, -1, HIGH)[:, None]
-        line = 1 / HIGH  # as thin as a row
-        pooled = ((rows > most + line) | (rows < -least - line)).float() * 0.6 + 0.4
-    grey: np.ndarray = (255 * pooled).round().byte().numpy()
-    return grey[..., None].repeat(3, -1)
-
-
-def silenced(given: Tensor, axis: int, gone: Tensor) -> Tensor:
-    """A sample's recording (1, ...) with its mean over time in the stretches of time that are
-    ``gone`` (runs, stretches), bool; (runs, ...). Raises ``RelpropError`` for whole numbers."""
-    if not given.is_floating_point():
-        raise RelpropError("what stands at a time has no mean")
-    steps = F.interpolate(gone[:, None].double(), given.shape[axis])[:, 0].bool().to(given.device)
-    shape = [len(gone), *(1 for _ in given.shape[1:])]
-    shape[axis] = given.shape[axis]
-    return torch.where(steps.view(shape), given.mean(axis, keepdim=True), given)

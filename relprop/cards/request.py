@@ -24,8 +24,10 @@ from relprop.cards import answer_data, chances, covering, trials
 from relprop.cards.answer import Answer, AnswerCard, Said, percent
 from relprop.cards.base import picture_bytes
 from relprop.cards.columns import Columns, labelled
+from relprop.cards.curves import covered_curve, named
+from relprop.cards.over_time import maps_with
 from relprop.cards.picture import PictureCard, cover_of, in_words, seen_part, strongest_part
-from relprop.cards.recording import Recording, maps_with, over_time, silenced, time_axis
+from relprop.cards.recording import Recording
 from relprop.cards.trials import Checks, Comparison, Deletion, tried
 from relprop.errors import InputError, OptionError
 from relprop.explanation import Explanation, Generation
@@ -46,7 +48,6 @@ from relprop.views.overlay import laid
 #: How many runners-up are named, the signed method that says why not the first of them, and how
 #: many parts along a picture's side are covered one after another, at most.
 RUNNERS_UP, SIGNED, CELLS = 3, "attnlrp", 16
-STRETCHES = 32  # of a recording that are covered one after another, at most
 LARGEST = 896  # pixels of a shown picture's longer side
 NO_CLASS = "the target is no class"
 
@@ -79,7 +80,7 @@ class Request:
         others, pairs = self._runners_up(ids, likely)
         against = tried(lambda: self._rather(run, pairs), "explaining why not")
         rivals = () if isinstance(against, str) else against
-        inputs = _named(run.inputs)
+        inputs = named(run.inputs)
         made = answer_data.of_generation(found, 0, others, rivals, inputs)
         answer = self._as_written(made, ids)
 
@@ -94,7 +95,7 @@ class Request:
 
         def covered() -> Deletion:
             what = "probability of the answer's tokens (their geometric mean)"
-            return self._covered(run.inputs, every, answer, says, what)
+            return covered_curve(self.model, run.inputs, every, answer, says, what)
 
         title = f"Why “{visible(answer.text, 160)}”?"
         checks = self._checked(every, again, covered)
@@ -103,7 +104,7 @@ class Request:
     def class_card(self, found: Explanation) -> AnswerCard:
         """What the class of a text, a sound or the columns of a table rests on. Raises
         ``OptionError`` for what is none of these."""
-        inputs = _named(self.prepared.inputs)
+        inputs = named(self.prepared.inputs)
         found, tables = labelled(found, inputs, self.columns)
         words, maps = answer_data.words_of(found, 0), maps_with([found], 0, inputs)
         if not words and not any(isinstance(m, Recording) for m in maps):
@@ -124,7 +125,7 @@ class Request:
 
         def covered() -> Deletion:
             inputs, what = self.prepared.inputs, chances.chance_named(found)
-            return self._covered(inputs, found, answer, chance, what)
+            return covered_curve(self.model, inputs, found, answer, chance, what)
 
         title = f"Why {_sure(found, said.probability)}?"
         checks = self._checked(found, self._again(found), covered, "" if chance else NO_CLASS)
@@ -237,33 +238,6 @@ class Request:
         target = chances.same_target(found, self.target)
         return lambda other: explain(other, self.prepared, target, **self.how)
 
-    def _covered(
-        self, inputs: Any, of: Explanation, answer: Answer, says: Any, what: str
-    ) -> Deletion:
-        """The curve of covered words, or, where there are none, of a recording's stretches of time.
-        ``says``: from logits to what the model says, (runs,)."""
-        words = answer_data.words_of(of, 0)
-        recorded = next((m for m in answer.maps if isinstance(m, Recording)), None)
-        if recorded is not None and not words:
-            given = _named(inputs)[recorded.name]
-            axis, scores = (
-                time_axis(given, of.streams[recorded.name]),
-                over_time(of[recorded.name], 0),
-            )
-            heat = F.adaptive_avg_pool1d(scores.sum(0)[None], min(STRETCHES, scores.shape[1]))[0]
-
-            def without(gone: Tensor) -> Tensor:
-                changed = {recorded.name: silenced(given, axis, gone)}
-                return covering.logits_with(self.model, inputs, changed, says)
-
-            return trials.deleted(heat, without, what, recorded.kind)
-
-        def answers(gone: Tensor) -> Tensor:
-            masks = covering.covered_words(self.model, inputs, words, gone, of)
-            return covering.logits_with(self.model, inputs, masks, says)
-
-        return trials.deleted(torch.tensor(answer.whole[: len(words)]), answers, what, "words")
-
     def _runners_up(
         self, ids: Tensor, likely: Tensor
     ) -> tuple[list[list[tuple[str, float]]], list[tuple[int, int]]]:
@@ -316,12 +290,6 @@ class Request:
 
 def _place(target: Any) -> tuple[Any, ...]:
     return target if isinstance(target, tuple) else (target,)
-
-
-def _named(inputs: Any) -> dict[str, Tensor]:
-    """The tensors of a call, by name."""
-    bound = bind(inputs)
-    return dict(zip(bound.names, bound.tensors, strict=True))
 
 
 def _sure(found: Explanation, probability: float | None) -> str:

@@ -14,7 +14,8 @@ from transformers import (
 )
 
 import relprop
-from relprop.cards.recording import Recording, Sound, heard, silenced
+from relprop.cards.over_time import heard, silenced
+from relprop.cards.recording import Recording, Sound
 from relprop.cards.trials import COVERED
 from relprop.errors import InputError, OptionError
 from tests.people.tabular import TabTransformer
