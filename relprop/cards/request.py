@@ -142,15 +142,16 @@ class Request:
         )
         if isinstance(logits, str):
             return said, logits
-        likely, (*place, own) = every(logits)[0], _place(found.target[0])
+        likely, target = every(logits)[0], found.target[0]
+        *place, own = target if isinstance(target, tuple) else (target,)
         best = likely.topk(min(RUNNERS_UP + 1, len(likely))).indices.tolist()
         order = [k for k in best if k != own][:RUNNERS_UP]
-        named = self._pieces(order) if place else self._classes(order)
-        others = tuple(zip(named, likely[order].tolist(), strict=True))
+        called = self._pieces(order) if place else self._classes(order)
+        others = tuple(zip(called, likely[order].tolist(), strict=True))
         said = replace(said, probability=float(chance(logits)[0]), others=others)
         if not order or not answer_data.words_of(found, 0):  # the shares of a sound are one bar
             return said, "" if order else "there is no other class"
-        rival = contrast(found.target[0], (*place, order[0]) if place else order[0])
+        rival = contrast(target, (*place, order[0]) if place else order[0])
         how = {"method": SIGNED, "precision": self.how["precision"]}
 
         def rather() -> tuple[float, ...]:
@@ -286,10 +287,6 @@ class Request:
         how = Conditions(precision=self.how["precision"], processor=self.prepared.processor)
         question = Question(SIGNED, {}, None)
         return list(explained_steps(self.model, self.prepared, run, targets, question, how))
-
-
-def _place(target: Any) -> tuple[Any, ...]:
-    return target if isinstance(target, tuple) else (target,)
 
 
 def _sure(found: Explanation, probability: float | None) -> str:
