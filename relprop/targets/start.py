@@ -272,14 +272,15 @@ def _seed(parts: Mapping[int, Elements], node: fx.Node, value: Made) -> Points:
     """The weights of some samples' elements in an output."""
     dtype = torch.promote_types(value.dtype, torch.float32)
     row = (0,) if has_batch_axis(node) else ()
-    indices, weights = list[Tensor](), list[float]()
+    single = {i: p for i, p in parts.items() if isinstance(p.where, tuple)}
+    alone = [[i, *row, *p.where] for i, p in single.items()]
+    indices = [torch.tensor(alone, dtype=torch.long)] if alone else []
+    weights = [number for p in single.values() for number in _numbers(p.weight, 1)]
     for i, part in parts.items():
-        where = part.where
-        if not isinstance(where, Tensor):
-            where = torch.tensor([where], dtype=torch.long)
-        before = torch.tensor([[i, *row]]).expand(len(where), -1)
-        indices.append(torch.cat([before, where], 1))
-        weights += _numbers(part.weight, len(where))
+        if isinstance(part.where, Tensor):
+            before = torch.tensor([[i, *row]]).expand(len(part.where), -1)
+            indices.append(torch.cat([before, part.where.cpu()], 1))
+            weights += _numbers(part.weight, len(part.where))
     numbers = torch.tensor(weights, dtype=dtype, device=value.device).abs()
     index = torch.cat(indices).to(value.device).unbind(1)
     return Points(index, numbers, tuple(value.shape))
