@@ -33,9 +33,8 @@ for (const section of document.querySelectorAll("[data-answer]")) {
       shade(chip, j < 0 || (said && j >= k) ? 0 : shares[own + j] ?? 0, strongest);
     }
     section.querySelectorAll("canvas").forEach((canvas, m) => {
-      const maps = answer.maps[m].map((map) => map.flat());
-      const cells = said ? maps[k] : maps[0].map((_, i) => total(maps.map((map) => map[i])) / maps.length);
-      paint(canvas, cells.map((share) => against ? 0 : share / 100));
+      const cells = said ? answer.maps[m][k] : answer.wholes[m];
+      paint(canvas, cells.flat().map((share) => against ? 0 : share / 100));
     });
     rests.textContent = said ? `What “${said.text}” rests on` : "What the whole answer rests on";
     says.textContent = said ? said.says : "All parts of the answer together.";

@@ -3,6 +3,7 @@ sentences, words and pictures that each part rests on."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -83,8 +84,9 @@ class Answer:
         total, text = sum(map(abs, self.whole)), f"“{visible(self.text, 160)}” rests mostly on"
         several = len(self.said) > 1
         text = f"As a whole, {text}" if several else text
-        if not self.parts and len(self.maps) == 1 and isinstance(self.maps[0], Recording):
-            return self.maps[0].sentence(text, self.maps[0].shares.mean(0))
+        alone = not self.parts and len(self.maps) == 1 and not several
+        if alone and isinstance(self.maps[0], Recording):
+            return self.maps[0].sentence(text, self.maps[0].whole)
         if len(self.parts) + len(self.maps) == 1:
             order = sorted(range(len(self.words)), key=lambda i: -self.whole[i])[:FEW_WORDS]
             named = [f"“{visible(self.words[i], 40)}” ({self.whole[i] / total:.0%})" for i in order]
@@ -115,6 +117,7 @@ class AnswerCard(Card):
                     "parts": [list(part.words) for part in one.parts],
                     "words": len(one.words),
                     "maps": [(100 * m.shares).round().tolist() for m in one.maps],
+                    "wholes": [(100 * m.whole).round(1).tolist() for m in one.maps],
                     "said": [
                         {
                             "text": visible(said.text, 200),
@@ -184,7 +187,7 @@ class AnswerCard(Card):
 
     def _maps(self, one: Answer) -> str:
         """Each picture, grey, under a canvas of its map; recordings below."""
-        shown, heard, texts = "", "", [said.text for said in one.said]
+        shown, heard, texts = "", "", _spoken(one)
         for m in one.maps:
             rows, columns = m.shares.shape[1:]
             canvas = f'<canvas width="{columns}" height="{rows}" role="img" '
@@ -212,9 +215,9 @@ class AnswerCard(Card):
         fig = blank(sum(wide), 1.2 + 0.3 * max(len(kept), 6 if images else 0))
         panels = grid_of(fig, 1, 1 + images, wide)[0]
         for panel, m in zip(panels[1:], one.maps, strict=True):
-            show_image(panel, m.over(m.shares.mean(0)), m.name)
+            show_image(panel, m.over(m.whole), m.name)
             if isinstance(m, Recording):
-                m.draw_time(panel, [said.text for said in one.said])
+                m.draw_time(panel, _spoken(one))
         bars = [found[k] / total for k in kept]
         colour = [hexadecimal(shade(0.8 if bar >= 0 else -0.8)) for bar in bars]
         panels[0].barh(range(len(kept)), bars, color=colour)
@@ -229,6 +232,13 @@ class AnswerCard(Card):
         sure = "  ".join(f"{t} ({percent(p)})" if p is not None else t for t, p in known)
         write_title(panels[0], f"{visible(self.title, 120)}\n{visible(sure, 300)}")
         return fig
+
+
+def _spoken(one: Answer) -> list[str]:
+    """The parts of an answer that are heard: no signs, and no marks of the model's own."""
+    texts = (s.text for s in one.said)
+    marks = re.compile(r"<.*>|\[.*\]|\W*")
+    return ["" if marks.fullmatch(text) else text for text in texts]
 
 
 def _words(part: Part, one: Answer) -> str:

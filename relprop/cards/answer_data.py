@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 #: A token of the model's own, which is no part of what was said; and several alike in a row.
 MARK = re.compile(r"<[^\s<>]+>|\[[A-Z]+\]")
+MARKS = re.compile(rf"(({MARK.pattern})\s*)+")
 ALIKE = re.compile(rf"(({MARK.pattern})\s*)(\2\s*)+")
 ELSEWHERE = "relprop.card(model, ...) asks the model for it"
 UNASKED = Checks((), ELSEWHERE, ELSEWHERE)
@@ -36,7 +37,8 @@ Words = list[tuple[str, str, list[int]]]
 
 
 def words_of(explanation: Explanation, sample: int) -> Words:
-    """The words of content of each text input, or its tokens where no words are known."""
+    """The words of content of each text input, or its tokens where no words are known; beside a
+    recording not the marks by which a model is told to write down what it hears."""
     found: Words = []
     for name, stream in explanation.streams.items():
         if is_recording(stream) or pictures_of(explanation[name]):
@@ -46,7 +48,8 @@ def words_of(explanation: Explanation, sample: int) -> Words:
         else:
             named = zip(columns(stream, sample), stream.content[sample].tolist(), strict=True)
             found += [(name, label, [i]) for i, (label, inside) in enumerate(named) if inside]
-    return found
+    heard = any(map(is_recording, explanation.streams.values()))
+    return [word for word in found if not (heard and MARKS.fullmatch(word[1]))]
 
 
 def parts_of(

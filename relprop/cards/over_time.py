@@ -16,7 +16,7 @@ from relprop.explanation import Explanation, TokenScores
 from relprop.views.overlay import turned
 from relprop.views.regions import is_recording
 from relprop.views.shown import only
-from relprop.views.token_maps import Maps, maps_of, pictures_of, strongest
+from relprop.views.token_maps import Maps, maps_of, pictures_of
 
 COLUMNS = 1024  # of a map, at most
 SILENT = 0.8  # silence behind this share of a recording is not shown
@@ -38,23 +38,16 @@ def maps_with(
     first, own = steps[0].streams, inputs or {}
     heard = [name for name in first if is_recording(first[name])]
     pictures = maps_of(steps, sample, [name for name in first if name not in heard])
-    recorded = (
-        _recording([s[name] for s in steps], steps, sample, own.get(name)) for name in heard
-    )
+    recorded = (_recording([s[name] for s in steps], sample, own.get(name)) for name in heard)
     return (*pictures, *recorded)
 
 
-def _recording(
-    parts: Sequence[Explanation], steps: Sequence[Explanation], sample: int, given: Tensor | None
-) -> Recording:
+def _recording(parts: Sequence[Explanation], sample: int, given: Tensor | None) -> Recording:
     stream = only(parts[0], "card()")
     time, second = stream.clock or (0, 1.0)
-    shares = np.stack(
-        [
-            (over_time(part, sample) / strongest(step, sample)).clamp(-1, 1).numpy()
-            for part, step in zip(parts, steps, strict=True)
-        ]
-    )
+    every = np.stack([over_time(part, sample).numpy() for part in parts])
+    strongest = np.abs(every).max((1, 2), keepdims=True)
+    every = every / np.where(strongest > 0, strongest, 1.0)  # each step has its own scale
     length, shown, drawn, banded = stream.extent[time] * second, 1.0, None, False
     if given is not None:
         plane = given[sample].detach().float().cpu().movedim(time_axis(given, stream) - 1, -1)
@@ -64,7 +57,7 @@ def _recording(
         end = (int(moving[-1]) + 1) / plane.shape[1] if len(moving) else 1.0
         shown = end if end < SILENT and stream.clock else 1.0
         drawn = heard(plane[:, : max(1, round(shown * plane.shape[1]))])
-    every, shares = shares, shares[..., : max(1, round(shown * shares.shape[-1]))]
+    shares = every[..., : max(1, round(shown * every.shape[-1]))]
     hidden = 1 - shares.clip(0).sum() / (every.clip(0).sum() or 1.0)
     kind, unit = (Sound, "s") if stream.clock else (Recording, "steps")
     return kind(stream.name, shares, drawn, shown * length, length, unit, float(hidden), banded)

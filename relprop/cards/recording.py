@@ -33,6 +33,13 @@ class Recording(Maps):
     hidden: float
     banded: bool = False
 
+    @property
+    def whole(self) -> np.ndarray:
+        """The map of all steps together as shares of its strongest: each step has a moment of its
+        own, so that their mean is weak everywhere."""
+        mean: np.ndarray = self.shares.mean(0)
+        return mean / (np.abs(mean).max() or 1.0)
+
     def sentence(self, rests: str, shares: np.ndarray) -> str:
         """Where in time a map (rows, columns) lies: ``rests`` (``"it rests mostly on"``) and the
         shortest stretch that holds half of what speaks for the answer, or why none does."""
@@ -67,7 +74,8 @@ class Recording(Maps):
         return f"{self.unit} {first:.0f}–{max(first, end - 1):.0f}"
 
     def html(self, drawn: str, texts: Sequence[str]) -> str:
-        """What is ``drawn`` of it, and below it the parts of the answer, a text for each map."""
+        """What is ``drawn`` of it, and below it the parts of the answer, a text for each map
+        (``""``: none)."""
         placed = self.placed(texts)
         named = "".join(
             f'<span style="left:{100 * at:.1f}%;top:{1.5 * row}em">{markup(text, 40)}</span>'
@@ -110,8 +118,8 @@ class Recording(Maps):
         """The parts of the answer in their order in time: text, where its map is strongest as a
         share of the time shown, and the row in which none covers another, of ``ROWS``."""
         found, ends = list[tuple[str, float, int]](), list[float]()
-        at = [self.strongest_at(k) for k in range(len(texts))]
-        for k in sorted(range(len(at)), key=at.__getitem__):
+        at = {k: self.strongest_at(k) for k, text in enumerate(texts) if text}
+        for k in sorted(at, key=at.__getitem__):
             wide = min(1.0, LETTER * (len(texts[k]) + 2))
             start = min(at[k], 1 - wide)
             row = next((r for r, end in enumerate(ends) if end <= start), len(ends))

@@ -132,7 +132,7 @@ class Deletion:
         base, end, what = TOP + HEIGHT, LEFT + WIDTH, markup(self.what, 200)
         marks = [(LEFT - 5, TOP + 8, f"{high:.3g}"), (LEFT - 5, base, f"{low:.3g}")]
         marks += [(LEFT + 16, base + 16, "0 %"), (end, base + 16, f"{COVERED[-1]:.0%} covered")]
-        quarters = [(LEFT + WIDTH * k // 4 + 12, base + 16, COVERED[-1] * k / 4) for k in (1, 2, 3)]
+        quarters = [(LEFT + WIDTH * k // 4 + 12, base + 16, COVERED[-1] * k / 4) for k in (1, 2)]
         marks += [(x, y, f"{share:.0%}") for x, y, share in quarters]
         texts = "".join(f'<text x="{x}" y="{y}" text-anchor="end">{t}</text>' for x, y, t in marks)
         head = "".join(f"<th scope=col>{share:.0%}</th>" for share in COVERED)

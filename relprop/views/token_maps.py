@@ -27,6 +27,12 @@ class Maps:
     shares: np.ndarray
     seen: np.ndarray | None
 
+    @property
+    def whole(self) -> np.ndarray:
+        """The map of all steps together, (h, w)."""
+        mean: np.ndarray = self.shares.mean(0)
+        return mean
+
     def over(self, shares: np.ndarray) -> np.ndarray:
         """Bytes (H, W, 3) of a map of patches over the picture."""
         if self.seen is None:

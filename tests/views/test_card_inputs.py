@@ -123,7 +123,8 @@ def test_a_speech_model_hears_silence_behind_the_words():
     assert len(shown.shares) == 3 and 0 < shown.hidden < 1
     page = card._html()
     assert "the silence behind it" in page and f"({shown.hidden:.0%} of the map)" in page
-    assert "the sound" in card.answers[0].names()
+    assert "the sound" in card.answers[0].names() and not card.answers[0].words
+    assert np.allclose(np.abs(shown.whole).max(), 1)
 
 
 def test_a_recording_without_a_clock_is_told_in_steps():
