@@ -87,7 +87,7 @@ class Answer:
         alone = not self.parts and len(self.maps) == 1 and not several
         if alone and isinstance(self.maps[0], Recording):
             return self.maps[0].sentence(text, self.maps[0].whole)
-        if len(self.parts) + len(self.maps) == 1:
+        if self.words and len(self.parts) + len(self.maps) == 1:
             order = sorted(range(len(self.words)), key=lambda i: -self.whole[i])[:FEW_WORDS]
             named = [f"“{visible(self.words[i], 40)}” ({self.whole[i] / total:.0%})" for i in order]
             return f"{text} {', '.join(named)}."
@@ -230,7 +230,11 @@ class AnswerCard(Card):
         panels[0].spines[:].set_visible(False)
         known = [(s.text, s.probability) for s in one.said]
         sure = "  ".join(f"{t} ({percent(p)})" if p is not None else t for t, p in known)
-        write_title(panels[0], f"{visible(self.title, 120)}\n{visible(sure, 300)}")
+        title = f"{visible(self.title, 120)}\n{visible(sure, 300)}"
+        if any(isinstance(m, Recording) for m in one.maps):  # beside its narrow bars
+            fig.suptitle(title, wrap=True, fontsize=TICK + 1).set_parse_math(False)
+        else:
+            write_title(panels[0], title)
         return fig
 
 

@@ -1,5 +1,7 @@
 """Cards of sound, of series of numbers and of rows of tables: their numbers by hand."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -125,6 +127,7 @@ def test_a_speech_model_hears_silence_behind_the_words():
     assert "the silence behind it" in page and f"({shown.hidden:.0%} of the map)" in page
     assert "the sound" in card.answers[0].names() and not card.answers[0].words
     assert np.allclose(np.abs(shown.whole).max(), 1)
+    assert re.search(r"rests mostly on the (sound|answer's own words) \(\d+%\)\.$", card.said)
 
 
 def test_a_recording_without_a_clock_is_told_in_steps():
