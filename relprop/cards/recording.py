@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 WIDE, HIGH = 768, 120  # of the drawn recording, pixels
 HALF, EVEN = 0.5, 0.4  # a map with half of it in no less than this share of the time is even
-LETTER, ROWS = 0.025, 6  # a letter's share of the width on a narrow screen; rows of words below
+LETTER, ROWS = 0.025, 5  # a letter's share of the width on a narrow screen; rows of words below
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Recording(Maps):
         axes.set_aspect("auto")
         axes.set_axis_on()
         for text, at, row in self.placed(texts):
-            place = (at * self.shown, 1.02 + 0.08 * row)
+            place = (at * self.shown, 1.02 + 0.07 * row)
             axes.text(*place, visible(text, 40), fontsize=TICK).set_parse_math(False)
         axes.set_title("")
         axes.set_yticks([])
