@@ -1,8 +1,10 @@
 """What is seen of the package from outside: completion, names for type checkers, progress."""
 
+import inspect
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import get_type_hints
 
@@ -10,6 +12,7 @@ import pytest
 
 import relprop
 from relprop.methods import METHODS
+from relprop.runner.conditions import Conditions
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,3 +69,15 @@ def test_the_files_that_a_release_has():
     for template in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.md"):
         assert template.read_text().startswith("---\nname: ")
     assert list((ROOT / ".github/ISSUE_TEMPLATE").glob("*.md"))
+
+
+@pytest.mark.parametrize(
+    "name", ["explain", "explain_many", "compare", "explain_generation", "cite"]
+)
+def test_every_condition_of_a_call_is_an_argument_of_it(name):
+    """``conditions_of`` takes them by name: one that is misspelt would be its default."""
+    own = {"verify", "explain_inputs", "keep_pictures"}  # what a generation decides by itself
+    left_out = {"explain_generation": own, "cite": own | {"on_unknown", "batch_size"}}
+    known = {field.name for field in fields(Conditions)}
+    given = inspect.signature(getattr(relprop, name)).parameters
+    assert known - set(given) == left_out.get(name, set())
