@@ -17,8 +17,12 @@ from relprop.views.page import data_uri
 from relprop.views.token_maps import Maps
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+#: A token of the model's own, which is no part of what was said; and several in a row.
+MARK = re.compile(r"<[^\s<>]+>|\[[A-Z]+\]")
+MARKS = re.compile(rf"(({MARK.pattern})\s*)+")
 LONG = 10_000  # characters of a text that are shown
 FEW_WORDS = 3  # that are named of a prompt of one sentence
 SMALL = 0.02  # of many parts those with a smaller share are left out of a figure
@@ -51,9 +55,8 @@ class Part:
 @dataclass(frozen=True)
 class Answer:
     """One sample. ``text``: what was said, in the parts ``said``. ``words``: of the prompt;
-    ``parts``: its sentences. ``maps``: of each picture and
-    recording a map per part of the answer; ``whole``: the
-    shares of the whole answer."""
+    ``parts``: its sentences. ``maps``: of each picture and recording a map per part of the answer;
+    ``whole``: the shares of the whole answer."""
 
     text: str
     words: tuple[str, ...]
@@ -63,7 +66,8 @@ class Answer:
     whole: tuple[float, ...]
 
     def of_parts(self, shares: Sequence[float]) -> list[float]:
-        """The shares of the sentences, then of the pictures, then of the answer's own words."""
+        """The shares of the sentences, then of the pictures and recordings, then of the answer's
+        own words."""
         words, maps = len(self.words), len(self.maps)
         found = [sum(shares[i] for i in part.words) for part in self.parts]
         return [*found, *shares[words : words + maps], sum(shares[words + maps :])]
@@ -201,7 +205,6 @@ class AnswerCard(Card):
 
     def _figure(self) -> Figure:
         """The answer with its probabilities, and its prompt's sentences as bars."""
-        from relprop.views.colours import hexadecimal, shade
         from relprop.views.figure import TICK, blank, grid_of, show_image, write_title
 
         one = self.answers[0]
@@ -218,16 +221,7 @@ class AnswerCard(Card):
             show_image(panel, m.over(m.whole), m.name)
             if isinstance(m, Recording):
                 m.draw_time(panel, _spoken(one))
-        bars = [found[k] / total for k in kept]
-        colour = [hexadecimal(shade(0.8 if bar >= 0 else -0.8)) for bar in bars]
-        panels[0].barh(range(len(kept)), bars, color=colour)
-        panels[0].invert_yaxis()
-        labels = [f"{visible(names[k], 70)}  {bar:.0%}" for k, bar in zip(kept, bars, strict=True)]
-        panels[0].set_yticks(range(len(kept)), labels, fontsize=TICK)
-        for label in panels[0].get_yticklabels():
-            label.set_parse_math(False)
-        panels[0].set_xticks([])
-        panels[0].spines[:].set_visible(False)
+        _draw_bars(panels[0], [names[k] for k in kept], [found[k] / total for k in kept])
         known = [(s.text, s.probability) for s in one.said]
         sure = "  ".join(f"{t} ({percent(p)})" if p is not None else t for t, p in known)
         title = f"{visible(self.title, 120)}\n{visible(sure, 300)}"
@@ -238,11 +232,26 @@ class AnswerCard(Card):
         return fig
 
 
+def _draw_bars(axes: Axes, names: Sequence[str], bars: Sequence[float]) -> None:
+    """A bar for each share, orange for the answer and blue against it, under one another."""
+    from relprop.views.colours import hexadecimal, shade
+    from relprop.views.figure import TICK
+
+    colour = [hexadecimal(shade(0.8 if bar >= 0 else -0.8)) for bar in bars]
+    axes.barh(range(len(bars)), bars, color=colour)
+    axes.invert_yaxis()
+    labels = [f"{visible(name, 70)}  {bar:.0%}" for name, bar in zip(names, bars, strict=True)]
+    axes.set_yticks(range(len(bars)), labels, fontsize=TICK)
+    for label in axes.get_yticklabels():
+        label.set_parse_math(False)
+    axes.set_xticks([])
+    axes.spines[:].set_visible(False)
+
+
 def _spoken(one: Answer) -> list[str]:
     """The parts of an answer that are heard: no signs, and no marks of the model's own."""
     texts = (s.text for s in one.said)
-    marks = re.compile(r"<.*>|\[.*\]|\W*")
-    return ["" if marks.fullmatch(text) else text for text in texts]
+    return ["" if MARKS.fullmatch(t) or not any(map(str.isalnum, t)) else t for t in texts]
 
 
 def _words(part: Part, one: Answer) -> str:

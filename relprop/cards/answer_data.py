@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from relprop.api.rounding import content_scores
-from relprop.cards.answer import Answer, AnswerCard, Part, Said
+from relprop.cards.answer import MARK, MARKS, Answer, AnswerCard, Part, Said
 from relprop.cards.over_time import mapped, maps_with
 from relprop.cards.trials import Checks, made_by
 from relprop.errors import OptionError, RelpropError
@@ -25,9 +25,7 @@ from relprop.views.token_maps import columns, pictures_of
 if TYPE_CHECKING:
     from relprop.explanation import Citations, Explanation, Generation
 
-#: A token of the model's own, which is no part of what was said; and several alike in a row.
-MARK = re.compile(r"<[^\s<>]+>|\[[A-Z]+\]")
-MARKS = re.compile(rf"(({MARK.pattern})\s*)+")
+#: A mark of the model's own several times in a row.
 ALIKE = re.compile(rf"(({MARK.pattern})\s*)(\2\s*)+")
 ELSEWHERE = "relprop.card(model, ...) asks the model for it"
 UNASKED = Checks((), ELSEWHERE, ELSEWHERE)

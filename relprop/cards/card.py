@@ -99,9 +99,9 @@ def card(
             how |= {"max_new_tokens": max_new_tokens}
             return request.answer_card(explain_generation(module, prepared, **how))
         found = explain(module, prepared, target, **how)
-        tables_of(found, columns)
         stream = next(iter(found.streams.values()))
         if len(found.streams) == 1 and len(stream.grid or ()) == 2 and not is_recording(stream):
+            tables_of(found, columns)  # refuses names: a picture has no columns
             return request.picture_card(found, picture)
         return request.class_card(found)
 

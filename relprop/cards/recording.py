@@ -86,9 +86,7 @@ class Recording(Maps):
         scale = "".join(f"<span>{at:.{digits}f}&nbsp;{self.unit}</span>" for at in marks)
         said = "The answer stands where its map is strongest."
         if len(texts) > 1:
-            said = (
-                "Parts of the answer stand where their map is strongest, as far as there is room."
-            )
+            said = "Parts of the answer stand where their map is strongest, if there is room."
         if self.banded:
             said = f"{self.drawn_as} {said}"
         if self.shown < self.length:

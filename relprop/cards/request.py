@@ -80,8 +80,7 @@ class Request:
         others, pairs = self._runners_up(ids, likely)
         against = tried(lambda: self._rather(run, pairs), "explaining why not")
         rivals = () if isinstance(against, str) else against
-        inputs = named(run.inputs)
-        made = answer_data.of_generation(found, 0, others, rivals, inputs)
+        made = answer_data.of_generation(found, 0, others, rivals, named(run.inputs))
         answer = self._as_written(made, ids)
 
         def again(other: nn.Module) -> Explanation:
@@ -108,24 +107,19 @@ class Request:
         found, tables = labelled(found, inputs, self.columns)
         words, maps = answer_data.words_of(found, 0), maps_with([found], 0, inputs)
         if not words and not any(isinstance(m, Recording) for m in maps):
-            fact = (
-                "card() is for pictures, texts, sound and tables, and this explanation is of none"
-            )
+            kinds = "pictures, texts, sound and tables"
             then = ["explanation.plot()", "relprop.report(explanation, path)"]
-            raise OptionError(fact, then=then)
+            raise OptionError(f"card() is for {kinds}, and this explanation is of none", then=then)
         row = answer_data.shares(answer_data.scores_of(found, 0, words))
         said = Said(chances.class_of(found).strip("'"), row, answer_data.probability_of(found, 0))
         said, why_not = self._beside_others(found, said)
         texts = tuple(word for _, word, _ in words)
         parts = answer_data.parts_of(found, 0, words, tables)
-        answer, chance = (
-            Answer(said.text, texts, parts, (said,), maps, row),
-            chances.chance_of(found),
-        )
+        answer = Answer(said.text, texts, parts, (said,), maps, row)
+        chance, what = chances.chance_of(found), chances.chance_named(found)
 
         def covered() -> Deletion:
-            inputs, what = self.prepared.inputs, chances.chance_named(found)
-            return covered_curve(self.model, inputs, found, answer, chance, what)
+            return covered_curve(self.model, self.prepared.inputs, found, answer, chance, what)
 
         title = f"Why {_sure(found, said.probability)}?"
         checks = self._checked(found, self._again(found), covered, "" if chance else NO_CLASS)

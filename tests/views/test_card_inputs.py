@@ -16,9 +16,10 @@ from transformers import (
 )
 
 import relprop
+from relprop.cards.answer import Answer, Said, _spoken
 from relprop.cards.over_time import heard, silenced
 from relprop.cards.recording import Recording, Sound
-from relprop.cards.trials import COVERED
+from relprop.cards.trials import COVERED, Deletion
 from relprop.errors import InputError, OptionError
 from tests.people.tabular import TabTransformer
 
@@ -194,3 +195,27 @@ def test_names_that_fit_no_table_are_refused():
         relprop.card(Rows(), ROW, columns={"rows": COLUMNS})
     with pytest.raises(OptionError, match="of the inputs none are tables"):
         relprop.card(listener(), torch.randn(1, 4000), columns=["a"])
+
+
+def test_words_stand_where_their_maps_are_strongest_and_cover_no_other():
+    shares = np.zeros((4, 1, 100))
+    for step, at in enumerate((10, 70, 11, 40)):
+        shares[step, 0, at] = 1
+    one = Sound("x", shares, None, 5.0, 5.0, "s", 0.0)
+    placed = one.placed(["one", "far", "two", ""])
+    assert [(text, row) for text, _, row in placed] == [("one", 0), ("two", 1), ("far", 0)]
+    assert [at for _, at, _ in placed] == pytest.approx([0.105, 0.115, 0.705])
+    page = one.html("", ["one", "far", "two", ""])
+    assert 'style="left:10.5%;top:0.0em">one' in page and 'left:11.5%;top:1.5em">two' in page
+    assert re.findall(r"<span>([\d.]+)&nbsp;s", page) == ["0.00", "1.25", "2.50", "3.75", "5.00"]
+    said = tuple(Said(text, ()) for text in ("<|notimestamps|>", "cat", ".", "[END]"))
+    assert _spoken(Answer("", (), (), said, (), ())) == ["", "cat", "", ""]
+
+
+def test_where_a_fifth_shows_nothing_the_largest_difference_is_told():
+    by_map = (0.99, 0.99, 0.99, 0.99, 0.1, 0.0, 0.0)
+    late = Deletion(by_map, ((0.99,) * 7,), "probability", "sound")
+    assert late.sentence.endswith("The largest difference is at 60%: 0.00 and 0.99.")
+    early = Deletion((0.99, 0.5, 0.2, 0.1, 0.0, 0.0, 0.0), ((0.99,) * 7,), "probability", "sound")
+    never = Deletion((0.99,) * 7, ((0.98,) * 7,), "probability", "sound")
+    assert "largest difference" not in early.sentence + never.sentence
