@@ -19,7 +19,7 @@ from relprop.rules.notes import (
     ReductionNote,
     SiteNote,
 )
-from relprop.tracer.atoms import Axes, is_token, token_count
+from relprop.tracer.atoms import Axes, is_token, length, parts_of, token_count
 from relprop.tracer.editing import aten, dims_of, tensor_inputs, val
 from relprop.tracer.order import Flow
 from relprop.tracer.program import Program, Site
@@ -58,7 +58,8 @@ def _note(program: Program, flow: Flow, node: fx.Node) -> FieldNote:
     source_axes = program.axes.get(source, ()) if source is not None else ()
     if what is Kind.LINEAR and source_axes:
         last = source_axes[-1]
-        return LinearNote(folded=token_count(last), mixes=is_token(last))
+        pieces = tuple((length(a), token_count(a)) for a in parts_of(last) or (last,))
+        return LinearNote(folded=pieces, mixes=is_token(last))
     if what in REDUCED and source is not None:
         reduced = tuple(dims_of(node)) if val(source).dim() else ()
         counts = (token_count(source_axes[i]) for i in reduced)

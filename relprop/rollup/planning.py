@@ -178,7 +178,7 @@ class _Parts:
             note = replace(note, share=None if plain else next(s for s in shares if s is not None))
         elif not plain:
             rule = sharing(rule, shares, level, beside and sum(needed) > 1)
-        lone = isinstance(note, LinearNote) and note.folded == 1
+        lone = isinstance(note, LinearNote) and all(tokens == 1 for _, tokens in note.folded)
         if isinstance(note, FieldNote) and kind(step.node) in FIRST_ALONE and not lone:
             note = replace(note, there=self.merges.present.at(step.operands[0], ANY))
         return replace(step, rule=rule, needed=needed, note=note) if any(needed) else None

@@ -139,8 +139,17 @@ def projected(field: Field, call: Call) -> Fields:
     folded into the input get 1/k each."""
     numbers, present = number(field, (-1,))
     note = call.noted(LinearNote)
-    each = _each(numbers, note.folded, note.there, (-1,))
-    return (spread(each, present), *(None for _ in call.operands[1:]))
+    each, begin = list[Tensor](), 0
+    for length, tokens in note.folded:
+        there = note.there
+        if there is not None and there.shape[-1] > 1 and len(note.folded) > 1:
+            there = there[..., begin : begin + length]
+        each.append(_each(numbers, tokens, there, (-1,)))
+        begin += length
+    if len(each) > 1:
+        sizes = (length for length, _ in note.folded)
+        each = [e.expand(*e.shape[:-1], n) for e, n in zip(each, sizes, strict=True)]
+    return (spread(torch.cat(each, -1), present), *(None for _ in call.operands[1:]))
 
 
 def _each(numbers: Tensor, count: int, there: Tensor | None, along: tuple[int, ...]) -> Tensor:

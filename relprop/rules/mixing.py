@@ -24,7 +24,7 @@ from relprop.rules.fields import (
     to_operands,
     unbroadcast,
 )
-from relprop.rules.notes import ConvolutionNote, FieldNote, ProductNote
+from relprop.rules.notes import ConvolutionNote, FieldNote, LinearNote, ProductNote
 from relprop.rules.rule import rule
 
 
@@ -110,9 +110,14 @@ def convolved(field: Field, call: Call) -> Fields:
 
 @rule(family="rollup", reads="", name="field: tokens mixed by weights")
 def mixed(field: Field, call: Call) -> Fields:
-    """linear over tokens: token k of the input has |w_ok|/Σ_k|w_ok| of the number of result o."""
-    weights = call.inputs[1]
-    shared = _shared(finer_along(field, -1, weights.shape[-2]), weights, ())
+    """linear over tokens: token k of the input has |w_ok|/Σ_k|w_ok| of the number of result o;
+    padding has none."""
+    weights, note = call.inputs[1], call.noted(LinearNote)
+    if note.there is None:
+        shared = _shared(finer_along(field, -1, weights.shape[-2]), weights, ())
+    else:
+        left = weights * note.there.to(weights).unsqueeze(-2)
+        shared = _shared(finer(field, note.shape).unsqueeze(-2), left, ()).squeeze(-2)
     return (shared, *(None for _ in call.operands[1:]))
 
 

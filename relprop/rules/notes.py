@@ -66,10 +66,10 @@ class SiteNote(FieldNote):
 
 @dataclass(frozen=True)
 class LinearNote(FieldNote):
-    """A linear map; ``folded``: how many tokens lie in one vector; ``mixes``: what it sums over is
-    tokens."""
+    """A linear map; ``folded``: how many tokens lie in one vector, for each of the pieces, given by
+    their lengths, that were joined to it; ``mixes``: what it sums over is tokens."""
 
-    folded: int = 1
+    folded: tuple[tuple[int, int], ...] = ((1, 1),)
     mixes: bool = False
 
 

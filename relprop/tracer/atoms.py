@@ -43,7 +43,8 @@ class Atom:
 
     ``position``: whatever its group is, it numbers tokens (of k that were made of each, or laid
     beside each). ``repeated``: its positions hold one and the same thing, or are those of something
-    that was laid beside it. ``of``: what it was cut from, or is made of by weights.
+    that was laid beside it. ``of``: what it was cut from, or is made of by weights. ``joined``: the
+    axes that lie in it one behind another, if tokens are folded into the features of some.
     """
 
     size: int
@@ -51,6 +52,7 @@ class Atom:
     position: bool = False
     repeated: bool = False
     of: Axis = ()
+    joined: tuple[Axis, ...] = ()
 
     @property
     def kind(self) -> Made:
@@ -70,7 +72,14 @@ def is_token(axis: Axis) -> bool:
 
 def token_count(axis: Axis) -> int:
     """How many token positions are folded into the axis."""
+    if joined := parts_of(axis):
+        return sum(map(token_count, joined))
     return math.prod(atom.size for atom in axis if atom.kind == "token")
+
+
+def parts_of(axis: Axis) -> tuple[Axis, ...]:
+    """The axes that lie in this one, one behind another, if it is not all one."""
+    return axis[0].joined if len(axis) == 1 else ()
 
 
 def fresh(size: int, kind: Made = "unknown", like: Axis | None = None) -> Axis:

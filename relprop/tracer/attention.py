@@ -24,6 +24,7 @@ from relprop.tracer.editing import (
     shape_of,
     swap,
 )
+from relprop.tracer.follow import reached
 from relprop.tracer.labels import Labels
 from relprop.tracer.program import Site
 from relprop.tracer.softmax_rows import KEEPS_ROWS, Rows, axis_after, lies_along, rows_below
@@ -72,50 +73,81 @@ class _Below:
     mixed: set[Atom]
 
     def contractions(self) -> tuple[list[Site], str]:
-        """The contractions over its rows; and why another that they enter is none."""
+        """The sites that its products are, their keys and queries then marked as tokens; and why
+        another product of its rows is none."""
         found: list[Site] = []
         reason = "it enters no contraction over its own axis"
         for node in self.softmax.graph.nodes:
             if kind(node) is Kind.MATMUL and any(i in self.rows for i in node.all_input_nodes):
-                site, why = self._contraction(node)
-                if site is not None:
-                    found.append(site)
-                reason = why or reason
+                made = self._site(node)
+                if isinstance(made, Site):
+                    self._mark(made)
+                    found.append(made)
+                else:
+                    reason = made
         return found, reason
 
-    def _contraction(self, node: fx.Node) -> tuple[Site | None, str]:
-        """The site that a product of its rows is, its keys and queries then marked as tokens; or
-        why it is none."""
-        left, right, axes = operand(node, 0), operand(node, 1), self.axes
+    def _site(self, node: fx.Node) -> Site | str:
+        """The site that a product of its rows is, or why it is none."""
+        left, right = operand(node, 0), operand(node, 1)
         if left in self.rows and right in self.rows:
-            return None, "both operands of its product descend from it"
+            return "both operands of its product descend from it"
         turned = left not in self.rows
         attention, values = (right, left) if turned else (left, right)
-        wide = rank(attention)
-        over = wide - 2 if turned else wide - 1
-        if wide < 2 or rank(values) < 2 or not lies_along(self.rows[attention], over):
-            return None, "the product does not sum over the softmax's axis"
-        if values not in axes and is_live(values) and not holds_weights(values):
-            return None, "what it weighs says which are picked, and holds nothing of an input"
-        of_values = axes[values][-1 if turned else -2] if values in axes else ()
-        *batches, one, other = axes[attention]
-        of_map, queries = (one, other) if turned else (other, one)
+        over = rank(attention) - (2 if turned else 1)
+        site = Site(node, attention, values, self.softmax, turned)
+        if min(rank(attention), rank(values)) < 2 or not lies_along(self.rows[attention], over):
+            return "the product does not sum over the softmax's axis"
+        if values not in self.axes and is_live(values) and not holds_weights(values):
+            return "what it weighs says which are picked, and holds nothing of an input"
+        if self._is_made_of_it(values):
+            return "what it weighs is made of it alone"
+        return self._why_no_tokens(site) or site
+
+    def _is_made_of_it(self, values: fx.Node) -> bool:
+        """Whether all that a tensor has of an input has come through this softmax, as in the
+        iterations that invert it (Nyströmformer)."""
+        softmax = self.softmax
+        above = reached([values], lambda n: () if n is softmax else n.all_input_nodes)
+        met = {"it" if n is softmax else n.op for n in above}
+        return "it" in met and "placeholder" not in met
+
+    def _around(self, site: Site) -> tuple[Axis, Axis, Axis, Sequence[Axis]]:
+        """The keys' axis of the values (none of learned ones) and of the map, its queries, and its
+        batches."""
+        of_values = self.axes.get(site.values, ((), ()))[-1 if site.transposed else -2]
+        *batches, one, other = self.axes[site.attention]
+        return of_values, *((one, other) if site.transposed else (other, one)), batches
+
+    def _why_no_tokens(self, site: Site) -> str:
+        """Why what a product sums over is no tokens, if it is none."""
+        of_values, of_map, queries, batches = self._around(site)
         if of_values and all(_is_no_token(atom) for atom in of_values):
-            copied = any(atom.kind != "feature" for atom in of_values)
-            if not copied or not any(atom.repeated or atom.kind == "token" for atom in of_map):
-                what = "copies of one token" if copied else "channels, not tokens"
-                return None, f"its keys are {what}"
-        if of_map and all(atom.kind == "feature" for atom in of_map) and _chooses(self.softmax):
-            return None, "its keys are what is picked of channels, not tokens"
+            if all(atom.kind == "feature" for atom in of_values):
+                return "its keys are channels, not tokens"
+            copies = any(atom.repeated or atom.kind == "token" for atom in of_map)
+            if not copies or _are_features(queries):  # of residual streams (hyper-connections)
+                return "its keys are copies of one token"
+        if _are_features(of_map) and _chooses(self.softmax):
+            return "its keys are what is picked of channels, not tokens"
+        if not of_map and not queries and any(_may_be_token(a) for axis in batches for a in axis):
+            return "each token is the only query of one key"  # as the first layer of LIMe is
+        return ""
+
+    def _mark(self, site: Site) -> None:
+        """What attention mixes is tokens. A product sums over keys that all rows of one batch
+        share; where each query has keys of its own (values sampled for it, neighbours gathered), no
+        two rows share any, so each map has one row and the queries are what the batches number."""
+        of_values, of_map, queries, batches = self._around(site)
         _mark_series(batches)
-        # A product sums over keys that all rows of one batch share; where each query has keys of
-        # its own (values sampled for it, neighbours gathered), no two rows share any, so each map
-        # has one row and the queries are what the batches number.
         _mark_tokens((of_values, of_map, *((queries,) if queries else batches)))
         for atom in queries:
             if atom.kind == "feature" and atom not in self.mixed:
                 atom.position = True  # a linear map whose rows are learned queries
-        return Site(node, attention, values, self.softmax, turned), ""
+
+
+def _are_features(axis: Axis) -> bool:
+    return bool(axis) and all(atom.kind == "feature" for atom in axis)
 
 
 def _chooses(softmax: fx.Node) -> bool:
@@ -129,7 +161,7 @@ def _chooses(softmax: fx.Node) -> bool:
 def _mark_series(batches: Sequence[Axis]) -> None:
     """Series that attend each for itself are positions of the input, too: tokens."""
     for atom in (a for axis in batches for a in axis):
-        if atom.kind == "unknown" and atom.group.root().of_leaf:
+        if _may_be_token(atom):
             atom.group.root().kind = "token"
 
 
@@ -150,6 +182,10 @@ def _number_alike(of_map: Axes, of_values: Axes) -> None:
         if is_token(one):
             for atom in other:
                 atom.position |= atom.kind == "unknown"
+
+
+def _may_be_token(atom: Atom) -> bool:
+    return atom.kind == "token" or (atom.kind == "unknown" and atom.group.root().of_leaf)
 
 
 def _is_no_token(atom: Atom) -> bool:

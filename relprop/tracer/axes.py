@@ -10,7 +10,17 @@ import torch
 from torch import fx
 
 from relprop.operations import ELEMENTWISE, Kind, argument, kind, listed, operand
-from relprop.tracer.atoms import Atom, Axes, Axis, Group, fresh, length, line_up, relate
+from relprop.tracer.atoms import (
+    Atom,
+    Axes,
+    Axis,
+    Group,
+    fresh,
+    length,
+    line_up,
+    parts_of,
+    relate,
+)
 from relprop.tracer.axes_moved import ANYWHERE, MOVED, moved_anywhere
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import dims_of, shape_of, tensor_inputs, val
@@ -58,8 +68,8 @@ def _step(node: fx.Node, known: Known, labels: Labels) -> Axes | None:
 
 
 def _broadcast(node: fx.Node, known: Known) -> Axes:
-    """Elementwise: each output axis is made of what the operands that span it are made of; they are
-    of one group."""
+    """Elementwise: each output axis is made of what the operands that span it are made of, of
+    features only if all are; they are of one group."""
     result: list[Axis] = []
     shape = shape_of(node)
     for i, size in enumerate(shape, -len(shape)):
@@ -71,7 +81,8 @@ def _broadcast(node: fx.Node, known: Known) -> Axes:
         for other in spanning[1:]:
             if line_up(spanning[0], other):
                 relate(spanning[0], other)
-        result.append(spanning[0] if spanning else fresh(size, like=()))
+        first = next((s for s in spanning if any(a.kind != "feature" for a in s)), None)
+        result.append(first or (spanning[0] if spanning else fresh(size, like=())))
     return tuple(result)
 
 
@@ -145,12 +156,21 @@ def _joined(node: fx.Node, known: Known) -> Axes:
 def _new_axis(parts: list[fx.Node], dim: int, size: int, known: Known) -> Axis:
     """The axis along which tensors are joined."""
     if not _are_stacked(parts, dim):
+        of_parts = tuple(known[p][dim] if p in known else fresh(shape_of(p)[dim]) for p in parts)
+        if dim == len(shape_of(parts[0])) - 1 and any(map(_folds, of_parts)):
+            return (Atom(size, Group("feature"), joined=of_parts),)
         atoms = tuple(atom for p in parts if p in known for atom in known[p][dim])
         several = len({p for p in parts if p in known}) > 1
         cut = tuple(atom for p in parts if not atoms for atom in _cut_from(p, dim, known))
         return fresh(size, like=atoms or cut or (None if several else ()))
     turns = _taken_in_turn(parts, known)
     return fresh(size, like=turns) if turns else fresh(size, "feature")
+
+
+def _folds(axis: Axis) -> bool:
+    """Whether other positions are folded with features, or were in a part of it (TabTransformer:
+    all columns' tokens, and numbers)."""
+    return bool(parts_of(axis)) or {"feature"} < {atom.kind for atom in axis}
 
 
 def _cut_from(part: fx.Node, dim: int, known: Known) -> Axis:

@@ -43,7 +43,7 @@ def candidates(placeholders: Mapping[str, fx.Node]) -> tuple[Leaves, dict[str, s
             leaves[name] = node
         elif lookups := _lookups(node):
             embedding = lookups[0]
-            moved = [n for n in same_ids(node) if kind(n) in OUT_OF_ORDER and _leads(n, embedding)]
+            moved = [n for n in _out_of_order(same_ids(node)) if _leads(n, embedding)]
             if moved:
                 op = f"{moved[0].target} at {place(moved[0])}"
                 cannot[name] = f"is looked up out of order, in a way that is not followed ({op})"
@@ -126,6 +126,12 @@ def _is_whole(value: object) -> bool:
 def _leads(ids: fx.Node, embedding: fx.Node) -> bool:
     """Whether these are the numbers, or made into the numbers, that are looked up."""
     return ids in reached([operand(embedding, 1)])
+
+
+def _out_of_order(ids: set[fx.Node]) -> list[fx.Node]:
+    """Those that change places; what picks from a table of numbers by ids gives each of them
+    another number (TabTransformer's kinds, whose columns share one embedding)."""
+    return [n for n in ids if kind(n) in OUT_OF_ORDER and operand(n) in ids]
 
 
 #: What the passes leave of ids that change places.

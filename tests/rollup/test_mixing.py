@@ -529,6 +529,106 @@ def test_padding_that_is_merged_with_tokens_is_none(how):
     compare(e, lambda a, b: (eye(merged) + b) @ p @ (ONE + a), eye(merged).double().mean(0))
 
 
+class PaddedMixer(nn.Module):
+    """A token of zeros behind the others, then tokens are mixed by a learned matrix."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.mix = how, nn.Linear(N + 1, 3, bias=False)
+
+    def forward(self, x):
+        return self.how(F.pad(x, (0, 0, 0, 1)), self.mix)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda x, mix: mix(x.mT).mT,
+        lambda x, mix: mix.weight @ x,
+        lambda x, mix: mix.weight[:, :-1] @ x[:, :-1],
+        lambda x, mix: (
+            mix(x.unflatten(-1, (2, -1)).permute(0, 2, 3, 1)).permute(0, 3, 1, 2).flatten(2)
+        ),
+    ],
+)
+def test_padding_under_a_learned_matrix_is_none(how):
+    padded = PaddedMixer(how)
+    e = explained(Sequence(Layer(), padded, Layer(), pool=lambda x: x[:, 0]), tokens())
+    p = padded.mix.weight.detach().abs()[:, :N]
+    p = p / p.sum(1, keepdim=True)
+    compare(e, lambda a, b: (eye(3) + b) @ p @ (ONE + a), eye(3)[0])
+
+
+class Flat(nn.Module):
+    """A head over all tokens side by side, with other features before, behind or between them
+    (TabTransformer; recommenders that read a history)."""
+
+    def __init__(self, join, width):
+        super().__init__()
+        self.join = join
+        self.head = nn.Sequential(nn.Linear(width, 8), nn.GELU(), nn.Linear(8, WIDTH))
+
+    def forward(self, x):
+        return self.head(self.join(x, x.new_ones(len(x), 3)))
+
+
+WIDE = N * WIDTH
+FLAT = {
+    "tokens alone": (lambda x, t: x.flatten(1), WIDE, None),
+    "features behind": (lambda x, t: torch.cat([x.flatten(1), t], 1), WIDE + 3, None),
+    "features before": (lambda x, t: torch.cat([t, x.flatten(1)], 1), WIDE + 3, None),
+    "in two joins": (
+        lambda x, t: torch.cat([torch.cat([x.flatten(1), t], 1), t], 1), WIDE + 6, None
+    ),
+    "features first": (lambda x, t: torch.cat([x.mT.flatten(1), t], 1), WIDE + 3, None),
+    "two tokens beside all": (
+        lambda x, t: torch.cat([x[:, :2].flatten(1), t, x.flatten(1)], 1),
+        WIDE + 2 * WIDTH + 3,
+        [0.25 + 0.5 / N] * 2 + [0.5 / N] * (N - 2),
+    ),
+    "normalised": (
+        lambda x, t: F.layer_norm(torch.cat([x.flatten(1), t], 1), (WIDE + 3,)), WIDE + 3, None
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FLAT)
+def test_tokens_side_by_side_with_other_features_count_once(name):
+    join, width, read = FLAT[name]
+    e = explained(Sequence(Layer(), Layer(), pool=Flat(join, width)), tokens())
+    by_hand = torch.tensor(read or [1 / N] * N, dtype=torch.float64)
+    compare(e, lambda a, b: (ONE + b) @ (ONE + a), by_hand)
+
+
+class WideToken(nn.Module):
+    """Two tokens are one vector to an MLP beside a skip, the others go through one of their own
+    (JumboViT's class token, which alone is read)."""
+
+    def __init__(self, skip_first, last=False):
+        super().__init__()
+        self.last = last
+        self.mlp = nn.Sequential(nn.Linear(2 * WIDTH, 8), nn.GELU(), nn.Linear(8, 2 * WIDTH))
+        self.others, self.skip_first = Mlp(), skip_first
+
+    def wide(self, x):
+        few = x[:, :2]
+        made = self.mlp(few.flatten(1)).view_as(few)
+        return few + made if self.skip_first else made + few
+
+    def forward(self, x):
+        if self.last:
+            return self.wide(x).mean(1)
+        return torch.cat([self.wide(x), x[:, 2:] + self.others(x[:, 2:])], 1)
+
+
+@pytest.mark.parametrize("skip_first", [True, False])
+def test_a_token_several_tokens_wide_keeps_its_skip(skip_first):
+    parts = [Layer(), WideToken(skip_first), Layer()]
+    e = explained(Sequence(*parts, pool=WideToken(skip_first, last=True)), tokens())
+    read = torch.tensor([0.5, 0.5] + [0] * (N - 2)).double()
+    compare(e, lambda a, b: (ONE + b) @ (ONE + a), read)
+
+
 BLOCKS = {
     "layer": Layer,
     "mixer": Mixer,

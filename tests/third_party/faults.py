@@ -4,16 +4,6 @@ fails its test, which says to remove the line."""
 #: The reason; the models; the checks that fail; and, where they do not fail by an assertion of
 #: their own, what the error says.
 KNOWN = [
-    ("a learned class token that is several tokens wide: its axis is taken for features",
-     "vit.jumbo", "identity"),
-    ("the iterations that invert a matrix between landmarks are taken for attention",
-     "nystrom", "sites"),
-    ("the matrices that mix residual streams are taken for attention",
-     "ft_transformer", "maps sites"),
-    ("the softmax over layers, which sums no tokens, is taken for attention",
-     "x.integrated", "sites gae attention_times_grad"),
-    ("ids that are clamped before they are looked up are not explained, and no softmax is seen",
-     "tab_transformer", "batch maps sites identity books", "it has no softmax"),
     ("one minus a gate is read from before the gate's sigmoid, past the value that is set",
      "graph", "settings"),
     ("how many tokens stay depends on the values, and the graph has as many as at first",

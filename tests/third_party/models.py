@@ -116,7 +116,7 @@ CASES = {
     "t2t": case(V("t2t:T2TViT", patch_size=None, t2t_layers=((3, 2), (3, 2))), SMALL),
     "cct": case(M("vit_pytorch.cct:cct_2", img_size=16, num_classes=5, n_conv_layers=1, kernel_size=3, stride=2, padding=1), SMALL),
     "maxvit.registers": case(M("vit_pytorch.max_vit_with_registers:MaxViT", num_classes=5, depth=(1, 1), dim=16, dim_head=8, window_size=4), MIDDLE),
-    "mobilevit": case(M("vit_pytorch.mobile_vit:MobileViT", (64, 64), [16, 24, 24], [8, 8, 12, 12, 16, 16, 16, 16, 16, 16, 20], 5, depths=(1, 1, 1)), LARGE),
+    "mobilevit": case(M("vit_pytorch.mobile_vit:MobileViT", (64, 64), [16, 24, 24], [8, 8, 12, 12, 16, 16, 16, 16, 16, 16, 20], 5, depths=(1, 1, 1)), LARGE, sites=2),  # the last one's sequences are of one token
     "xcit": case(V("xcit:XCiT", cls_depth=1), SMALL, sites=1),
     "lookvit": case(V("look_vit:LookViT", image_size=32, patch_size=8, depth=1, mlp_dim=None, highres_patch_size=4, cross_attn_heads=2), MIDDLE),
     "vivit.factorized": case(V("vivit:ViViT", spatial_depth=1, temporal_depth=1, variant="factorized_self_attention", **TUBES), VIDEO),
@@ -160,14 +160,14 @@ CASES = {
     "chronos.bolt": case(M("chronos.chronos_bolt:ChronosBoltModelForForecasting", T5), {"context": normal(2, 32)}, lambda o: o.quantile_preds[0, 1, 2], sites=3, exact=1e-6),
     "ft_transformer": case(M("tab_transformer_pytorch:FTTransformer", categories=(3,) * 4, depth=1, num_residual_streams=2, **TABULAR), {"x_categ": KINDS, "x_numer": TABLE}, 0, sites=1),
     "ft_transformer.plain": case(M("tab_transformer_pytorch:FTTransformer", categories=(3,) * 4, depth=2, num_residual_streams=1, **TABULAR), {"x_categ": KINDS, "x_numer": TABLE}, 0),
-    "tab_transformer": case(M("tab_transformer_pytorch:TabTransformer", categories=(3,) * 4, depth=1, num_residual_streams=1, mlp_act=M("torch.nn:ReLU"), **TABULAR), {"x_categ": KINDS, "x_cont": TABLE}, 0),
+    "tab_transformer": case(M("tab_transformer_pytorch:TabTransformer", categories=(3,) * 4, depth=1, num_residual_streams=1, mlp_act=M("torch.nn:ReLU"), **TABULAR), {"x_categ": KINDS, "x_cont": TABLE}, 0, at_the_input=False),  # the oracle knows no embedding of offset kinds
     "rtdl": case(M("rtdl_revisiting_models:FTTransformer", cat_cardinalities=[], **RTDL), {"x_cont": TABLE, "x_cat": None}),
     "rtdl.kinds": case(M("rtdl_revisiting_models:FTTransformer", cat_cardinalities=[3] * 4, **RTDL), {"x_cont": TABLE, "x_cat": KINDS}),
     "linformer": case(headed(M("linformer:Linformer", dim=16, seq_len=8, depth=2, k=4, heads=2)), SERIES, (3, 2)),
     "performer": case(M("performer_pytorch:PerformerLM", num_tokens=20, max_seq_len=8, nb_features=8, **TINY), WORDS, (3, 2), refused=NO_SOFTMAX),
     "reformer": case(M("reformer_pytorch:ReformerLM", num_tokens=20, dim=16, depth=2, max_seq_len=8, heads=2, bucket_size=4, use_full_attn=True, ff_chunks=1, reverse_thres=100), WORDS, (3, 2), 3),
     "reformer.lsh": case(M("reformer_pytorch:ReformerLM", num_tokens=20, dim=16, depth=1, max_seq_len=8, heads=2, bucket_size=4, n_hashes=1, ff_chunks=1), WORDS, (3, 2), refused=NO_SOFTMAX, at_the_input=False),
-    "nystrom": case(M("nystrom_attention:Nystromformer", num_landmarks=4, **TINY), SERIES, (3, 2), alone=True, exact=1e-3, steady=False),  # divides by the largest of row sums that are all 1
+    "nystrom": case(M("nystrom_attention:Nystromformer", num_landmarks=4, **TINY), SERIES, (3, 2), alone=True, exact=1e-3, steady=False, sites=4),  # the softmax between landmarks is inverted: it weighs nothing, the inverse does; divides by the largest of row sums that are all 1
     "axial.picture": case(M("axial_attention:AxialImageTransformer", dim=16, depth=2, heads=2, reversible=False), IMAGE, (2, 1, 1)),
     "local": case(M("local_attention:LocalTransformer", num_tokens=20, max_seq_len=8, local_attn_window_size=4, num_residual_streams=1, **TINY), WORDS, LAST),
     "local.hyper": case(M("local_attention:LocalTransformer", num_tokens=20, max_seq_len=8, local_attn_window_size=8, num_residual_streams=2, **TINY), WORDS, LAST, -1),

@@ -13,6 +13,8 @@ from relprop.errors import TargetError
 
 LENGTH, WIDTH, SAMPLES = 6, 8, 2
 ORDER = torch.tensor([3, 1, 0, 5, 2, 4])
+NUMBERS = torch.arange(20) * 7 % 20
+BACK = NUMBERS.argsort()
 METHODS = ("transformer_attribution", "rollout", "attcat", "lrp", "gradient_x_input")
 
 
@@ -95,6 +97,9 @@ MOVED = {
         lambda x, i: x[:, 1:],
     ),
     "padded": (lambda i: F.pad(i, (2, 1)), lambda x, i: x[:, 2:-1]),
+    "other numbers, and back": (lambda i: BACK[NUMBERS[i]], same),
+    "other numbers, gathered": (lambda i: BACK.expand(len(i), -1).gather(1, NUMBERS[i]), same),
+    "other numbers, reversed": (lambda i: BACK[NUMBERS[i]].flip(1), lambda x, i: x.flip(1)),
 }
 
 

@@ -233,7 +233,39 @@ def test_the_keys_of_a_cache_are_tokens():
     assert [val(s.attention).shape[-1] for s in p.sites] == [1, 2, 3, 4, 5, 5]
 
 
+def hyper_connections(m, x, mixed=lambda weights, streams: weights.mT @ streams):
+    """Two copies of the stream, mixed by weights that a softmax makes of each token (mHC)."""
+    streams = x[:, :, None].expand(-1, -1, 2, -1)
+    weights = m.heads(streams[..., :HEADS]).softmax(-2)
+    return m.head(m.attend(mixed(weights, streams).sum(2)))
+
+
+def inverted(m, x):
+    """The inverse of a softmax by iterations of which each reads it again (Nyströmformer)."""
+    q, k, v = m.split(x)
+    a = (q @ k.mT).softmax(-1)
+    z = a.mT / a.sum(-2).amax()
+    for _ in range(3):
+        z = 0.25 * z @ (13 * torch.eye(TOKENS) - a @ z @ (15 * torch.eye(TOKENS) - a @ z))
+    return m.head(m.attend(x) + (z @ v).transpose(1, 2).flatten(2))
+
+
+def first_of_layers(m, x):
+    """The softmax over the layers there are, of which the first has one (LIMe)."""
+    hidden = torch.stack([x, m.q(x)], 0)
+    every = m.router(x)[..., :2].softmax(-1)
+    x = x + torch.einsum("bnl,lbnd->bnd", every, hidden)
+    return m.head(m.attend(x))
+
+
 NO_SITES = {
+    "residual streams": (hyper_connections, "copies of one token"),
+    "residual streams by einsum": (
+        lambda m, x: hyper_connections(m, x, lambda w, s: torch.einsum("bnst,bnsd->bntd", w, s)),
+        "copies of one token",
+    ),
+    "an inverse": (inverted, "made of it alone"),
+    "layers": (first_of_layers, "channels, not tokens"),
     "a softmax at the output": (
         lambda m, x: m.head(m.attend(x)[:, 0]).softmax(-1),
         "no contraction",
@@ -268,6 +300,24 @@ def test_a_softmax_that_is_no_site_has_a_reason(name):
     reasons = [why for _, why in p.no_sites]
     assert len(p.sites) == 1, [place(s.contraction).source for s in p.sites]
     assert reasons and all(reason in why for why in reasons)
+
+
+def test_a_token_that_is_the_only_query_of_its_only_key_is_no_site():
+    def body(m, x):
+        each = x.flatten(0, 1)[:, None]
+        return m.head(m.attend(x) + m.attend(each).view_as(x))
+
+    assert len(program(body).sites) == 1
+
+
+def test_attention_among_copies_that_differ_since_is_a_site():
+    """One vector at every place, with places added: a decoder whose queries are copies."""
+
+    def body(m, x):
+        places = torch.arange(TOKENS * WIDTH).view(TOKENS, WIDTH) / 10
+        return m.head(m.attend(x.mean(1, keepdim=True).expand_as(x) + places))
+
+    assert len(program(body).sites) == 1
 
 
 def test_a_model_without_attention_is_told_why():
