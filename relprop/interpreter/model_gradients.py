@@ -33,7 +33,7 @@ class ModelGradients:
 
     gradients: Mapping[str, Tensor | None] = field(default_factory=dict)
     functions: dict[str, None] = field(default_factory=dict)
-    cuts: dict[str, None] = field(default_factory=dict)
+    stops: dict[str, None] = field(default_factory=dict)
     again: set[str] = field(default_factory=set)
     skipped: str = ""
 
@@ -70,10 +70,10 @@ class _Watch(TorchFunctionMode):
     ) -> Value:
         """Run the function, and look at what it gives."""
         if func is torch._C._set_grad_enabled and not args[0]:
-            self.own.cuts[f"no_grad at {frame_source()}"] = None
+            self.own.stops[f"no_grad at {frame_source()}"] = None
             return None
         if func in STOPS:
-            self.own.cuts[f"{STOPS[func]} at {frame_source()}"] = None
+            self.own.stops[f"{STOPS[func]} at {frame_source()}"] = None
         call: Operator = CALLS.get(func, func)
         out = call(*args, **(kwargs or {}))
         if isinstance(out, Tensor) and out.is_floating_point() and out.dim() and out.numel():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from relprop.tracer.readout import Cut
+from relprop.tracer.readout import Index
 
 
 @dataclass(frozen=True)
@@ -60,29 +60,29 @@ class Points:
         found.numbers[1].clamp_(max=1)
         return found
 
-    def gathered(self) -> tuple[Cut, tuple[Tensor, ...], Tensor]:
+    def gathered(self) -> tuple[Index, tuple[Tensor, ...], Tensor]:
         """Which places of one sample's axes any of them is at; where each then is among these; and
         the part of the tensor that has these places alone."""
-        cut: list[Tensor | None] = []
+        index: list[Tensor | None] = []
         inside, shape = [self.index[0]], [self.shape[0]]
         for places, size in zip(self.index[1:], self.shape[1:], strict=True):
             found, among = torch.unique(places, return_inverse=True)
             if not len(found):  # of nothing that is explained, one place
                 found = found.new_zeros(1)
             few = len(found) < size
-            cut.append(found if few else None)
+            index.append(found if few else None)
             inside.append(among if few else places)
             shape.append(len(found))
-        return tuple(cut), tuple(inside), self._placed(inside, shape)
+        return tuple(index), tuple(inside), self._placed(inside, shape)
 
 
 @dataclass(frozen=True)
 class Excerpt:
-    """What was made of a tensor of ``shape`` (batch first): ``made`` has the places of ``cut``
+    """What was made of a tensor of ``shape`` (batch first): ``made`` has the places of ``index``
     alone, in their order."""
 
     made: Tensor
-    cut: Cut
+    index: Index
     shape: tuple[int, ...]
 
     @property
@@ -99,7 +99,7 @@ class Excerpt:
         """What the tensor has at an index of its first axes. Raises ``IndexError`` for what was not
         made."""
         inside = [index[0]]
-        for places, there in zip(index[1:], self.cut, strict=False):
+        for places, there in zip(index[1:], self.index, strict=False):
             if there is not None:
                 same = places[:, None] == there.to(places.device)
                 if not bool(same.any(1).all()):

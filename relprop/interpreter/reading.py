@@ -23,7 +23,7 @@ from relprop.tracer.editing import val
 from relprop.tracer.facts import is_floating
 from relprop.tracer.forms import PLAIN, Forms
 from relprop.tracer.readout import (
-    Cut,
+    Index,
     Readout,
     own_arguments,
     put_back,
@@ -67,26 +67,28 @@ class Reading:
 
     def begun(self, seed: Points, *, account: bool) -> tuple[Tensor, Passage]:
         """What starts at the output in place of a ``seed``, and how that passes."""
-        cut, _, part = seed.gathered()
-        cuts = self.readout.cuts(cut)
-        steps = tuple(_of_part(step, cuts[step.node]) for step in self.plan.steps)
+        index, _, part = seed.gathered()
+        indices = self.readout.indices(index)
+        steps = tuple(_of_part(step, indices[step.node]) for step in self.plan.steps)
         plan, below = replace(self.plan, steps=steps), self.readout.below
 
         def passage(arrived: Tensor, values: Values) -> tuple[Walk, Pending]:
-            own = {n: taken(n, values[n], cuts[n]) for n in self.entering}
+            own = {n: taken(n, values[n], indices[n]) for n in self.entering}
 
             def one_sample(given: Values, relevance: Tensor) -> tuple[Walk, Pending]:
-                inside = self._inside(given, cuts, relevance)
+                inside = self._inside(given, indices, relevance)
                 left: Pending = {(self.readout.nodes[0], 0): [relevance]}
                 return walk(plan, self.readout.nodes, inside, left, {}, account), left
 
             done, left = of_each_sample(one_sample, own, arrived)
-            back = (put_back(below, part, cuts[below]) for parts in left.values() for part in parts)
+            back = (
+                put_back(below, part, indices[below]) for parts in left.values() for part in parts
+            )
             return done, {(below, 0): list(back)}
 
         return part, passage
 
-    def _inside(self, known: Values, cuts: Mapping[fx.Node, Cut], like: Tensor) -> Values:
+    def _inside(self, known: Values, indices: Mapping[fx.Node, Index], like: Tensor) -> Values:
         """The parts of all values that the steps name: made anew, or zeros that take no memory
         where nobody reads them."""
         dtype = at_least_float32(like.dtype)
@@ -95,18 +97,18 @@ class Reading:
             if node in known:
                 inside[node] = known[node]
             elif node in self.made:
-                inside[node] = self.readout.made(node, inside, cuts, self.plan.program.dtype)
+                inside[node] = self.readout.made(node, inside, indices, self.plan.program.dtype)
             else:
                 nothing = torch.zeros((), dtype=dtype, device=like.device)
-                inside[node] = nothing.expand(sizes(node, cuts[node]))
+                inside[node] = nothing.expand(sizes(node, indices[node]))
         return inside
 
 
-def _of_part(step: Step, cut: Cut) -> Step:
+def _of_part(step: Step, index: Index) -> Step:
     """A step for a part of its result."""
     if isinstance(step.note, FieldNote):
-        step = replace(step, note=replace(step.note, shape=tuple(sizes(step.node, cut))))
-    rest = own_arguments(step.node, cut)
+        step = replace(step, note=replace(step.note, shape=tuple(sizes(step.node, index))))
+    rest = own_arguments(step.node, index)
     if rest is None:
         return step
 
@@ -168,19 +170,19 @@ def begun(
 
 
 def made_at(
-    readout: Readout, values: Values, cut: Cut, dtype: torch.dtype | None, forms: Forms = PLAIN
+    readout: Readout, values: Values, index: Index, dtype: torch.dtype | None, forms: Forms = PLAIN
 ) -> Tensor:
     """A part of an output, batch first, made anew of what is read for it alone, by ``forms``:
     attached to autograd where that is."""
-    cuts = readout.cuts(cut)
-    own = {n: taken(n, values[n], cuts[n]) for n in (readout.below, *readout.extra)}
+    indices = readout.indices(index)
+    own = {n: taken(n, values[n], indices[n]) for n in (readout.below, *readout.extra)}
 
     def one_sample(known: Values) -> Tensor:
         for node in readout.nodes[::-1]:
             if node in forms.made:
                 known[node] = forms.call(node, known, dtype)
             else:
-                known[node] = readout.made(node, known, cuts, dtype)
+                known[node] = readout.made(node, known, indices, dtype)
         made: Tensor = known[readout.nodes[0]]
         return made
 

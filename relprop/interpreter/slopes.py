@@ -45,7 +45,7 @@ DRAWS, TIMES = 4, 4
 class Slopes:
     """What came of the comparison. ``error``: the largest difference at ``worst``, relative to the
     largest gradient there, 0 where it is rounding; ``skipped``: why there was none; ``functions``:
-    the classes with a backward of their own; ``cuts``: where gradients stop, or stop and are
+    the classes with a backward of their own; ``stops``: where gradients stop, or stop and are
     followed here (``no_grad``); ``hooked``: the modules with backward hooks; ``sizes``: of the
     inputs."""
 
@@ -53,7 +53,7 @@ class Slopes:
     worst: str = ""
     skipped: str = ""
     functions: tuple[str, ...] = ()
-    cuts: tuple[str, ...] = ()
+    stops: tuple[str, ...] = ()
     hooked: tuple[str, ...] = ()
     sizes: Shapes = ()
 
@@ -83,7 +83,7 @@ def slopes(
     except (RelpropError, RuntimeError, NotImplementedError) as error:
         return Slopes(skipped=f"a gradient cannot be taken: {first_line(error)}")
     functions = tuple(dict.fromkeys(f for o in own for f in o.functions))
-    seen = Slopes(functions=functions, cuts=tuple(dict.fromkeys(c for o in own for c in o.cuts)))
+    seen = Slopes(functions=functions, stops=tuple(dict.fromkeys(c for o in own for c in o.stops)))
     if skipped := next((o.skipped for o in own if o.skipped), ""):
         return replace(seen, skipped=skipped)
     theirs = [o.gradients for o in own]

@@ -51,7 +51,9 @@ class Path:
 
     def points(self, at: InputStudy) -> Iterator[Point]:
         """The points, with their weights; the step is x − x′."""
-        begin = dict(zip(at.values, baselines(at, at.run.part.cut(self.baseline)), strict=True))
+        begin = dict(
+            zip(at.values, baselines(at, at.run.part.samples_of(self.baseline)), strict=True)
+        )
         steps = {name: value - begin[name] for name, value in at.values.items()}
         for place, weight in zip(*np.polynomial.legendre.leggauss(self.count), strict=True):
             alpha = (1 + float(place)) / 2

@@ -30,7 +30,7 @@ from relprop.runner.conditions import Conditions, Memory
 from relprop.runner.memory import fitted
 from relprop.runner.method import RECOMMENDED
 from relprop.runner.needing import needs_of
-from relprop.runner.needs import Needs, cuts_of
+from relprop.runner.needs import Needs, indices_of
 from relprop.runner.opposites import Kind, label_signs, sided
 from relprop.runner.question import Question, move_processor_options
 from relprop.runner.recommended import chosen
@@ -79,11 +79,11 @@ def ask(
         check_devices(model, bound)
         chosen_inputs(bound, how.explain_inputs)
         size = _part_size(how.batch_size, bound)
-        cuts = [_cutter(target, bound.batch) for target in targets]
+        entries = [_entries_of(target, bound.batch) for target in targets]
 
         def call(bound: Inputs, verifier: Verifier) -> tuple[list[Rows], str]:
             whole = Part(bound, prepared, 0, bound.batch)
-            in_parts = CallInParts(model, whole, questions, cuts, how, verifier, refused)
+            in_parts = CallInParts(model, whole, questions, entries, how, verifier, refused)
             return list(in_parts.parts(size)), verifier.outcome
 
         parts, compared = verified(model, bound, how.verify, call)
@@ -96,7 +96,7 @@ def ask(
 @dataclass(frozen=True)
 class CallInParts:
     """One call, part by part: the sessions are opened once, unless the graph holds for one sample
-    only. ``targets`` cut a target's entries of some samples out; ``refused`` collects why a
+    only. ``targets`` give a target's entries of some samples; ``refused`` collects why a
     question cannot be answered, if it is given."""
 
     model: nn.Module
@@ -135,8 +135,8 @@ class CallInParts:
         some, program = self.whole.inputs.select(first, last), session.program
         heads: tuple[Head, ...] = ()
         if self.verifier.verify and not (program.input_specialised or program.draws):
-            targets = [cut(first, last) for cut in self.targets]
-            heads = heads_of(cuts_of(session, some, targets, self.whole.prepared.processor))
+            targets = [entries(first, last) for entries in self.targets]
+            heads = heads_of(indices_of(session, some, targets, self.whole.prepared.processor))
         self.verifier.run_model(some, heads)
 
     def _sessions(self, inputs: Inputs) -> list[Session]:
@@ -148,7 +148,7 @@ class CallInParts:
                 first = open_session(self.model, inputs, rules[0], self.how)
         finally:
             RETURNED.reset(wanted)
-        first = first.reading([cut(0, self.whole.batch) for cut in self.targets], inputs)
+        first = first.reading([entries(0, self.whole.batch) for entries in self.targets], inputs)
         return [first.under(r) for r in rules]
 
     def _answers(
@@ -184,15 +184,15 @@ class CallInParts:
     def _answered(
         self, sessions: Sequence[Session], part: Part, offset: int, memory: Memory
     ) -> Rows:
-        targets = [cut(part.first, part.first + part.batch) for cut in self.targets]
-        cuts = cuts_of(sessions[0], part.inputs, targets, part.prepared.processor)
+        targets = [entries(part.first, part.first + part.batch) for entries in self.targets]
+        indices = indices_of(sessions[0], part.inputs, targets, part.prepared.processor)
         compared = compared_outputs(sessions[0].program, targets)
-        ref = self.verifier.reference(sessions[0].program, part.inputs, compared, offset, cuts)
+        ref = self.verifier.reference(sessions[0].program, part.inputs, compared, offset, indices)
         needs, device = dict[int, Needs](), runs_on(self.model, part.inputs.tensors[0])
         signs = dict[int, list[Kind]]()
 
         def needed(session: Session, question: Question) -> Needs:
-            make = partial(needs_of, session, question, targets, cuts=ref.partial)
+            make = partial(needs_of, session, question, targets, indices=ref.partial)
             passes = 1 if question.average is None else 2  # held together: at one point more
             return fitted(make, passes * part.batch, memory, device)
 
@@ -207,7 +207,7 @@ class CallInParts:
         def compare(done: Run) -> Callable[[], None]:
             made = done.outputs(sessions[0].program)
             found = self.verifier.compare(sessions[0], ref, made)
-            if done.cut and any(n.differentiates for n in needs.values()):
+            if done.segmented and any(n.differentiates for n in needs.values()):
                 self.verifier.skip_gradients("the graph is cut into segments, to fit memory=")
             return found
 
@@ -253,8 +253,8 @@ def _part_size(batch_size: int | None, inputs: Inputs) -> int:
     return batch_size
 
 
-def _cutter(target: object, batch: int) -> Callable[[int, int], object]:
-    """A function that cuts out the entries of some samples; a wrong length is refused before
+def _entries_of(target: object, batch: int) -> Callable[[int, int], object]:
+    """A function that gives the entries of some samples; a wrong length is refused before
     anything runs."""
     target = without_tensors(target)
     if not isinstance(target, list):

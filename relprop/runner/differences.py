@@ -37,7 +37,7 @@ def other_gradients(found: Slopes) -> str:
         f"the gradient of the model's output at {found.worst!r} is not autograd's: off by "
         f"{found.error:.1e} of its largest value"
     )
-    cuts, at = [c for c in found.cuts if not c.startswith("no_grad")], ""
+    stops, at = [c for c in found.stops if not c.startswith("no_grad")], ""
     if found.hooked:
         fact += "; the model has backward hooks, which change its gradients"
         at = ", ".join(found.hooked[:3])
@@ -54,8 +54,8 @@ def other_gradients(found: Slopes) -> str:
             "verify=False explains with the derivative of the forward",
             "write their forward with operations whose derivative is the wanted one",
         ]
-    elif cuts:
-        fact += f"; the model stops gradients by {'; '.join(cuts[:3])}"
+    elif stops:
+        fact += f"; the model stops gradients by {'; '.join(stops[:3])}"
         then = ["verify=False explains with the gradient of what was recorded"]
     else:
         then = ["report this model: a graph's gradients must equal those of its model"]

@@ -103,7 +103,7 @@ def fitted(make: Make, batch: int, memory: Memory, device: torch.device) -> Need
     small = make(0)
     if why := _why_in_one_piece(small):
         return replace(needs, facts={**needs.facts, "not_cut": why})
-    return cut(small, batch, budget)
+    return in_segments(small, batch, budget)
 
 
 def _side_by_side(needs: Needs, abreast: int, spare: int) -> Needs:
@@ -131,14 +131,14 @@ def _sizes(program: Program) -> dict[fx.Node, int]:
     return program.memo.cache(("sizes",), made)
 
 
-def cut(needs: Needs, batch: int, budget: int) -> Needs:
+def in_segments(needs: Needs, batch: int, budget: int) -> Needs:
     """The same in segments that take no more than ``budget``, or as little as can be."""
     lives = _lives(needs, batch)
     held = sum(map(lives.bytes_of, needs.held | needs.backward.outputs))
-    cuts = lives.within(budget - _of_chunks(needs, batch) - held, _times(needs.program))
-    if len(cuts) < 3:
+    boundaries = lives.within(budget - _of_chunks(needs, batch) - held, _times(needs.program))
+    if len(boundaries) < 3:
         return needs
-    backward = replace(needs.backward, segments=lives.segments(cuts))
+    backward = replace(needs.backward, segments=lives.segments(boundaries))
     found = replace(needs, backward=backward)
     facts = {"segments": len(backward.segments), "memory": taken(found, batch)}
     return replace(found, facts={**needs.facts, **facts})
@@ -163,7 +163,7 @@ def estimated(make: Make, batch: int, lengths: Sequence[int]) -> Iterator[tuple[
     """About how many bytes an answer takes, in one piece and in segments, if there were so many
     times as many tokens."""
     small = make(0)
-    parts = None if _why_in_one_piece(small) else cut(small, batch, 0)
+    parts = None if _why_in_one_piece(small) else in_segments(small, batch, 0)
     for longer in lengths:
         needs = make(CHUNK_BYTES // longer**2)
         whole = taken(needs, batch, longer)
@@ -175,7 +175,7 @@ def _lives(needs: Needs, batch: int, longer: int = 1) -> Lives:
     a plan passes the graph."""
     way, weights = needs.backward, fetched(needs.program, needs.session.model)
     holder = way.plan or way.rollup or needs.program
-    ends = frozenset(way.heads.readings), frozenset(way.heads.cuts)
+    ends = frozenset(way.heads.readings), frozenset(way.heads.indices)
     read = frozenset(way.read), frozenset(way.in_chunks)
     key = "lives", id(way.rollup), read, ends, batch, longer
 

@@ -33,7 +33,7 @@ from relprop.runner.sites import (
 from relprop.targets.resolve import possible_starts, reads_more
 from relprop.tracer.forms import PLAIN, Forms
 from relprop.tracer.program import Site
-from relprop.tracer.readout import Cuts
+from relprop.tracer.readout import Indices
 from relprop.tracer.weights import fetched
 
 
@@ -42,27 +42,27 @@ def needs_of(
     question: Question,
     targets: Sequence[object],
     least: int | None = None,
-    cuts: Cuts | None = None,
+    indices: Indices | None = None,
 ) -> Needs:
     """What a question needs to be answered for any of ``targets``. Raises what makes it impossible
     for this model. Attention maps of more than ``least`` bytes, or those of a chunk, are never
-    whole, where they need not be; ``cuts``: nor are these outputs."""
+    whole, where they need not be; ``indices``: nor are these outputs."""
     starts = possible_starts(session.program, list(targets))
-    asked = _Asked(session, question, targets, starts, least, cuts or {})
+    asked = _Asked(session, question, targets, starts, least, indices or {})
     return asked.over_attention() if question.by.level == "attention" else asked.at_input()
 
 
 @dataclass(frozen=True)
 class _Asked:
     """A question about some targets, which relevance may start from at ``starts``; ``least`` and
-    ``cuts`` as ``needs_of`` has them."""
+    ``indices`` as ``needs_of`` has them."""
 
     session: Session
     question: Question
     targets: Sequence[object]
     starts: Nodes
     least: int | None
-    cuts: Cuts
+    indices: Indices
 
     @cached_property
     def ends(self) -> Nodes:
@@ -160,11 +160,11 @@ class _Asked:
         own = set(program.output_nodes)  # what is inside has other readers
         begun = [n for n in plan.starts if n in own] if plan else []
         read = {n: reading_of(plan, n, question.hooks) for n in begun} if plan else {}
-        ends = starts if once or "gradient" in question.needs else self.cuts
+        ends = starts if once or "gradient" in question.needs else self.indices
         return Heads(
             {n: reading for n, reading in read.items() if reading is not None},
             {n: r for n in ends if n in own and (r := own_readout(n)) is not None},
-            self.cuts,
+            self.indices,
             not any(reads_more(target, program) for target in self.targets),
         )
 

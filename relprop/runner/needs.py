@@ -30,7 +30,7 @@ from relprop.tracer.follow import depending
 from relprop.tracer.forms import PLAIN, Forms
 from relprop.tracer.program import Program, Site, place
 from relprop.tracer.queries import Attention, KeptChunks
-from relprop.tracer.readout import Cut, Cuts, Readout, readout_of
+from relprop.tracer.readout import Index, Indices, Readout, readout_of
 from relprop.tracer.segments import Segment
 
 #: What ``facts["relevance"]`` says where no relevance is walked.
@@ -40,12 +40,12 @@ ONE_GRADIENT = "one gradient"
 @dataclass(frozen=True)
 class Heads:
     """By output: ``readings``, how relevance passes where few elements are explained; ``readouts``,
-    how the gradient does, and how those outputs are made of which only the places of ``cuts`` are.
-    ``few``: nothing is read of any output but the elements at which relevance starts."""
+    how the gradient does, and how those outputs are made of which only the places of ``indices``
+    are. ``few``: nothing is read of any output but the elements at which relevance starts."""
 
     readings: Mapping[fx.Node, Reading] = field(default_factory=dict)
     readouts: Mapping[fx.Node, Readout] = field(default_factory=dict)
-    cuts: Cuts = field(default_factory=dict)
+    indices: Indices = field(default_factory=dict)
     few: bool = False
 
 
@@ -55,7 +55,9 @@ def own_readout(output: fx.Node) -> Readout | None:
     return found if found is not None and found.can_be_made else None
 
 
-def cuts_of(session: Session, inputs: Inputs, targets: Sequence[object], processor: object) -> Cuts:
+def indices_of(
+    session: Session, inputs: Inputs, targets: Sequence[object], processor: object
+) -> Indices:
     """Of each output that can be made in parts, and that targets read at some places alone, which
     places these are in any sample."""
     read = places_read(targets, session.context(inputs, {}, processor))
@@ -63,7 +65,7 @@ def cuts_of(session: Session, inputs: Inputs, targets: Sequence[object], process
     return {n: _cut(n, read[n]) for n in own if own_readout(n) is not None}
 
 
-def _cut(output: fx.Node, places: Sequence[tuple[int, ...]]) -> Cut:
+def _cut(output: fx.Node, places: Sequence[tuple[int, ...]]) -> Index:
     """What is made of an output: all of its last axis at some places of those before, one at
     least."""
     sizes, first = shape(output), int(has_batch_axis(output))
@@ -113,7 +115,7 @@ class Backward:
     @property
     def outputs(self) -> frozenset[fx.Node]:
         """The outputs of which all is made."""
-        return frozenset(self.program.ends) - self.heads.cuts.keys()
+        return frozenset(self.program.ends) - self.heads.indices.keys()
 
     @property
     def entering(self) -> frozenset[fx.Node]:
@@ -141,7 +143,7 @@ class Backward:
         chunked = self.in_chunks.get(node)
         made = set(node.all_input_nodes if chunked is None else chunked.entering)
         if node.op == "output":
-            made = (made - self.heads.cuts.keys()).union(*map(self._below, self.heads.cuts))
+            made = (made - self.heads.indices.keys()).union(*map(self._below, self.heads.indices))
         return made | self._read_in_passing((node,))
 
     def _below(self, output: fx.Node) -> set[fx.Node]:

@@ -26,7 +26,7 @@ from relprop.tracer.facts import is_batched, is_floating, shape
 from relprop.tracer.forms import PLAIN, Forms
 from relprop.tracer.offloaded import tensor_of
 from relprop.tracer.program import Program
-from relprop.tracer.readout import Cut, Readout
+from relprop.tracer.readout import Index, Readout
 from relprop.tracer.run import execute
 from relprop.tracer.weights import fetched
 
@@ -54,11 +54,11 @@ class Part:
         prepared = self.prepared.part(first, last - first)
         return Part(self.inputs.select(first, last), prepared, first, self.whole)
 
-    def cut(self, value: object) -> object:
+    def samples_of(self, value: object) -> object:
         """An option for these samples alone: tensors in it that have one entry per sample of the
-        call are cut."""
+        call are shortened to these."""
         if isinstance(value, Mapping):
-            return {name: self.cut(v) for name, v in value.items()}
+            return {name: self.samples_of(v) for name, v in value.items()}
         if not isinstance(value, Tensor) or value.shape[:1] != (self.whole,):
             return value
         if self.batch == self.whole:
@@ -76,9 +76,9 @@ class Run:
     before a gradient is taken; it refuses a program whose gradients are not the model's.
     ``readouts``: the ends of the graph that the gradient passes where the target is alone;
     ``excerpts``: the outputs of which only some places were made; ``forms``: what stood in place of
-    the graph's calls; ``cut``: the graph runs in segments; ``last``: nothing is asked after this
-    answer; ``described``: what the tokens are, given where the run is recorded to be repeated with
-    other values, at which nobody may look."""
+    the graph's calls; ``segmented``: the graph runs in segments; ``last``: nothing is asked after
+    this answer; ``described``: what the tokens are, given where the run is recorded to be repeated
+    with other values, at which nobody may look."""
 
     part: Part
     forward: Forward
@@ -86,7 +86,7 @@ class Run:
     excerpts: dict[fx.Node, Excerpt] = field(default_factory=dict)
     forms: Forms = PLAIN
     may_differentiate: Callable[[], None] = field(default=lambda: None)
-    cut: bool = False
+    segmented: bool = False
     last: bool = False
     described: Described | None = None
 
@@ -140,8 +140,8 @@ class Run:
             return seed.at(values[node])
         readout = self.readouts[node]
         read = self.values(session, (readout.below, *readout.extra))
-        cut, inside, _ = seed.gathered()
-        made = made_at(readout, read, cut, session.program.dtype, self.forms)
+        index, inside, _ = seed.gathered()
+        made = made_at(readout, read, index, session.program.dtype, self.forms)
         return made[inside].to(seed.numbers.dtype)
 
     def explained(self, session: Session, question: Question, start: Start) -> Tensor:
@@ -163,13 +163,13 @@ class Run:
                 amount = amount + factor * _summed(seed, z, slope)
             return amount * (start.scalars.detach() if by_value and not own else 1.0)
 
-    def excerpt(self, session: Session, node: fx.Node, cut: Cut) -> Excerpt:
+    def excerpt(self, session: Session, node: fx.Node, index: Index) -> Excerpt:
         """A part of an output that was not made."""
         readout = self.readouts[node]
         read = self.values(session, (readout.below, *readout.extra))
         with torch.no_grad():
-            made = made_at(readout, read, cut, session.program.dtype)
-        return Excerpt(made, cut, (self.inputs.batch, *shape(node)))
+            made = made_at(readout, read, index, session.program.dtype)
+        return Excerpt(made, index, (self.inputs.batch, *shape(node)))
 
     def values(self, session: Session, nodes: Collection[fx.Node]) -> Values:
         """The values of some nodes that are kept; weights that were let go are read again."""
@@ -213,11 +213,11 @@ def forward_pass(needs: Sequence[Needs], part: Part, described: Described | None
     """The same without a look at any value; ``described`` as a ``Run`` has it."""
     session = needs[0].session
     keep = set[fx.Node]().union(*(n.keep for n in needs))
-    cut = any(n.backward.segments for n in needs)
-    watch = {} if cut else dict.fromkeys(node for n in needs for node in n.watch)
+    segmented = any(n.backward.segments for n in needs)
+    watch = {} if segmented else dict.fromkeys(node for n in needs for node in n.watch)
     found = (item for n in needs for item in n.backward.heads.readouts.items())
     readouts = {n: r for n, r in found if watch.keys().isdisjoint(r.nodes)}
-    parts = {n: c for n, c in needs[0].backward.heads.cuts.items() if n in readouts}
+    parts = {n: c for n, c in needs[0].backward.heads.indices.items() if n in readouts}
     parts = {n: c for n, c in parts.items() if keep.isdisjoint(readouts[n].nodes)}
     keep.update(set(session.program.ends) - parts.keys())
     weights = fetched(session.program, session.model)  # read again where they are asked for
@@ -225,13 +225,20 @@ def forward_pass(needs: Sequence[Needs], part: Part, described: Described | None
     ends = {*session.program.ends, *(r.below for r in readouts.values())}
     if all(n.backward.heads.few for n in needs):  # what is left of the graph above these is freed
         ends -= readouts.keys()
-    forms = PLAIN if cut else needs[0].backward.forms
+    forms = PLAIN if segmented else needs[0].backward.forms
     kept = Kept(keep, watch, ends)
     done = forward(session.program, session.model, part.inputs, kept, forms=forms)
-    if cut:  # autograd begins anew at the ends; segments are differentiated one by one
+    if segmented:  # autograd begins anew at the ends; segments are differentiated one by one
         leaves = [n for n in ends if is_floating(n) and is_batched(n)]
         done.values |= {n: done.values[n].detach().requires_grad_() for n in leaves}
-    made = Run(part, done, readouts, forms=needs[0].backward.forms, cut=cut, described=described)
+    made = Run(
+        part,
+        done,
+        readouts,
+        forms=needs[0].backward.forms,
+        segmented=segmented,
+        described=described,
+    )
     for node, places in parts.items():
         made.excerpts[node] = made.excerpt(session, node, places)
     return made

@@ -215,7 +215,7 @@ class Study:
         self.needs, self.run, self.target, self.start = needs, run, target, start
         self.session, self.program = needs.session, needs.program
         self.settings: Options = {
-            name: run.part.cut(value) for name, value in needs.question.settings.items()
+            name: run.part.samples_of(value) for name, value in needs.question.settings.items()
         }
         self.sweep = Sweep(needs, run, start, gradients)
 

@@ -49,7 +49,7 @@ from relprop.tracer.model_comparison import (
     unsteady,
 )
 from relprop.tracer.program import Program
-from relprop.tracer.readout import Cuts, Head, taken, whole_cut
+from relprop.tracer.readout import Head, Indices, taken, whole_index
 from relprop.tracer.run import execute
 from relprop.tracer.trace import forget
 
@@ -59,22 +59,22 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class Reference:
     """What is compared: the samples of ``part``, which begins at ``first`` of the whole batch, at
-    the places of ``cuts`` of some outputs, of which the model has ``expected`` that."""
+    the places of ``indices`` of some outputs, of which the model has ``expected`` that."""
 
     part: Inputs
     first: int
-    cuts: Cuts
+    indices: Indices
     expected: Mapping[str, Expected]
 
     @property
-    def partial(self) -> Cuts:
+    def partial(self) -> Indices:
         """The outputs of which not all is compared."""
-        return {n: c for n, c in self.cuts.items() if any(places is not None for places in c)}
+        return {n: c for n, c in self.indices.items() if any(places is not None for places in c)}
 
     def parts(self, made: Mapping[fx.Node, Made]) -> Values:
         """The values of these outputs at these places."""
-        both = ((n, made[n], cut) for n, cut in self.cuts.items())
-        return {n: v.made if isinstance(v, Excerpt) else taken(n, v, cut) for n, v, cut in both}
+        both = ((n, made[n], index) for n, index in self.indices.items())
+        return {n: v.made if isinstance(v, Excerpt) else taken(n, v, index) for n, v, index in both}
 
 
 class _Stale(Exception):
@@ -93,7 +93,7 @@ class Verifier:
         self._inputs: Inputs | None = None
         self._outputs = list[Tensor]()
         self._heads: Sequence[Head] = ()
-        self._kept: Cuts = {}
+        self._kept: Indices = {}
         self._outcomes: dict[str, str] = {}
         self.notices: list[RelpropWarning] = []
         #: What the model returned already within this call, and of which sample each; ``None``
@@ -119,7 +119,7 @@ class Verifier:
             self._outputs, self._kept = self._run(inputs)
         self._inputs = inputs
 
-    def _run(self, inputs: Inputs) -> tuple[list[Tensor], Cuts]:
+    def _run(self, inputs: Inputs) -> tuple[list[Tensor], Indices]:
         """What the model returns, and the outputs of which not all is there."""
         while self.returned:
             sample, outputs = self.returned.pop()
@@ -141,12 +141,12 @@ class Verifier:
         part: Inputs,
         nodes: Sequence[fx.Node],
         first: int = 0,
-        cuts: Cuts | None = None,
+        indices: Indices | None = None,
     ) -> Reference:
         """What is to be compared of some samples, which are those from ``first`` on of what the
-        model ran on, at some outputs: all of these, or the places of ``cuts``. With the last of the
-        samples the model's outputs are let go but for that."""
-        places = {n: whole_cut(n) for n in nodes} | dict(cuts or {})
+        model ran on, at some outputs: all of these, or the places of ``indices``. With the last of
+        the samples the model's outputs are let go but for that."""
+        places = {n: whole_index(n) for n in nodes} | dict(indices or {})
         if self._inputs is None:
             return Reference(part, first, places, {})
         last, whole = first + part.batch, self._inputs.batch
@@ -178,11 +178,11 @@ class Verifier:
         if not self.verify:
             return
         with doing("comparing its gradients with the model's (once)"):
-            found = slopes_of(session, ref.part, tuple(ref.cuts))
+            found = slopes_of(session, ref.part, tuple(ref.indices))
         if found.skipped:
             self._add_outcome(f"gradients not compared: {found.skipped}")
         elif not found.error:
-            followed = [c for c in found.cuts if c.startswith("no_grad")]
+            followed = [c for c in found.stops if c.startswith("no_grad")]
             more = f", {'; '.join(followed)} differentiated, too" if followed else ""
             other = "" if found.sizes == sizes_of(session.program) else " for other lengths"
             self._add_outcome(f"gradients equal to autograd's{other}{more}")
@@ -198,11 +198,11 @@ class Verifier:
         found = self._gaps(program, ref, values)
         if found and self._kept:  # or the head is not what it looks like
             self.run_model(self._inputs)
-            ref = self.reference(program, ref.part, (), ref.first, ref.cuts)
+            ref = self.reference(program, ref.part, (), ref.first, ref.indices)
             found = self._gaps(program, ref, values)
         if found and program.dtype is not None:  # another precision may round, or pick, otherwise
             program = replace(program, dtype=None)
-            values = ref.parts(execute(program, self.model, ref.part, ref.cuts))
+            values = ref.parts(execute(program, self.model, ref.part, ref.indices))
             found = self._gaps(program, ref, values)
         ends = dict(zip(program.outputs.names, program.output_nodes, strict=True))
         found = [
@@ -228,9 +228,9 @@ class Verifier:
     def _note_draws(self, session: Session, ref: Reference, values: Values) -> None:
         """Say of a model that draws that its output is another for other draws, if it is."""
         program, one = session.program, ref.part.select(0, 1)
-        mine = {n: values[n][:1] if is_batched(n) else values[n] for n in ref.cuts}
-        key = ("draws", frozenset(ref.cuts))
-        found = session.kept(key, lambda: other_draws(program, self.model, one, mine, ref.cuts))
+        mine = {n: values[n][:1] if is_batched(n) else values[n] for n in ref.indices}
+        key = ("draws", frozenset(ref.indices))
+        found = session.kept(key, lambda: other_draws(program, self.model, one, mine, ref.indices))
         if found and (is_strict() or program.memo.first_time(key)):
             fact = (
                 f"the model draws by chance in eval mode, and another draw changes its "
@@ -269,8 +269,8 @@ class Verifier:
         one = ref.part.select(i, i + 1)
         draws = numbers_of(program.constants)
         theirs = model_outputs(self.model, one, draws)
-        mine = {n: values[n][i : i + 1] if is_batched(n) else values[n] for n in ref.cuts}
-        found = gaps(program, mine, expected(program, theirs, ref.cuts), 1)
+        mine = {n: values[n][i : i + 1] if is_batched(n) else values[n] for n in ref.indices}
+        found = gaps(program, mine, expected(program, theirs, ref.indices), 1)
         if not found:
             return
         fact = (
@@ -279,7 +279,7 @@ class Verifier:
         )
         if unsteady(self.model, one, theirs, draws):
             raise _Stale(CaptureError(f"{fact}; {UNSTEADY}", then=KEEP_STEADY))
-        if rounding_decides(program, self.model, one, mine, ref.cuts):
+        if rounding_decides(program, self.model, one, mine, ref.indices):
             raise RoundingError(f"{fact}; {says.PICKED_BY_ROUNDING}", then=[says.EXACT_NUMBERS])
         why, then = (says.UNSEEN, says.INSTEAD) if i else (says.CHANGED, says.REPORT)
         raise _Stale(CaptureError(f"{fact}; {why}", then=then))

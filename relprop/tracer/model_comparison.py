@@ -20,7 +20,7 @@ from relprop.tracer.facts import is_batched
 from relprop.tracer.flat import run_eager
 from relprop.tracer.modules import named_modules
 from relprop.tracer.program import OutputTree, Program, is_floating
-from relprop.tracer.readout import Cut, Cuts, Head, sizes, taken, whole_cut, within
+from relprop.tracer.readout import Head, Index, Indices, sizes, taken, whole_index, within
 from relprop.tracer.run import execute
 from relprop.tracer.shadow import thread_safe
 from relprop.tracer.side_effects import taken_back
@@ -111,7 +111,7 @@ def model_run(model: nn.Module, inputs: Inputs, draws: Numbers = NO_NUMBERS) -> 
 
 def outputs_of_few(
     model: nn.Module, inputs: Inputs, heads: Sequence[Head]
-) -> tuple[list[Tensor], dict[fx.Node, Cut]]:
+) -> tuple[list[Tensor], dict[fx.Node, Index]]:
     """The tensors that the model itself returns, its ``heads`` run on the positions that are read
     alone, and the outputs that were made so, with what there is of them. Raises ``InputError``
     where that is no way to run it."""
@@ -122,7 +122,7 @@ def outputs_of_few(
         for hook in hooks:
             steps.append(there[hook.head.path].register_forward_pre_hook(hook).remove)
         outputs, _ = _outputs(run, inputs, {})
-    return outputs, {hook.head.output: hook.head.cut for hook in hooks if hook.gave}
+    return outputs, {hook.head.output: hook.head.index for hook in hooks if hook.gave}
 
 
 def watched_run(
@@ -218,21 +218,21 @@ class Expected:
 def expected(
     program: Program,
     eager: Sequence[Tensor],
-    cuts: Cuts,
+    indices: Indices,
     some: slice = slice(None),
     batch: int = 1,
-    kept: Cuts = MappingProxyType({}),
+    kept: Indices = MappingProxyType({}),
 ) -> dict[str, Expected]:
     """What a model returned for a ``batch`` (``eager``), of ``some`` of its samples: at the outputs
-    of ``cuts``, the places of these, by the outputs' names. ``kept``: the outputs of which
+    of ``indices``, the places of these, by the outputs' names. ``kept``: the outputs of which
     ``eager`` has not all places."""
     found = {}
     for name, node, whole in zip(program.outputs.names, program.output_nodes, eager, strict=False):
-        if node not in cuts:
+        if node not in indices:
             continue
-        there = kept.get(node, whole_cut(node))
+        there = kept.get(node, whole_index(node))
         rows = rows_of(whole, torch.Size(sizes(node, there)), batch)
-        part = None if rows is None else taken(node, rows[some], within(cuts[node], there))
+        part = None if rows is None else taken(node, rows[some], within(indices[node], there))
         found[name] = Expected(part, 0.0 if rows is None else largest(rows))
     return found
 
@@ -313,29 +313,37 @@ KEEP_STEADY = [
 
 
 def other_draws(
-    program: Program, model: nn.Module, one: Inputs, values: Mapping[fx.Node, Value], cuts: Cuts
+    program: Program,
+    model: nn.Module,
+    one: Inputs,
+    values: Mapping[fx.Node, Value],
+    indices: Indices,
 ) -> Gap | None:
-    """An output of the model for one sample, at the places of ``cuts``, that is another than a
+    """An output of the model for one sample, at the places of ``indices``, that is another than a
     program's ``values`` when it draws other numbers; ``None`` if none is."""
     for seed in range(TRIES):
         with other_chance(model, seed):
-            drawn = expected(program, model_outputs(model, one), cuts)
+            drawn = expected(program, model_outputs(model, one), indices)
         if found := gaps(program, values, drawn, 1):
             return found[0]
     return None
 
 
 def rounding_decides(
-    program: Program, model: nn.Module, one: Inputs, values: Mapping[fx.Node, Value], cuts: Cuts
+    program: Program,
+    model: nn.Module,
+    one: Inputs,
+    values: Mapping[fx.Node, Value],
+    indices: Indices,
 ) -> bool:
-    """Whether a program's own outputs for one sample, at the places of ``cuts``, are others in
+    """Whether a program's own outputs for one sample, at the places of ``indices``, are others in
     float64, or if what is explained is off by its last digits: rounding then decides which of
     nearly equal values the model picks, or is all that there is of the output."""
     wide, leaves = replace(program, dtype=torch.float64), set(program.leaves.values())
     for other, watch in ((wide, set[fx.Node]()), (program, leaves)):
-        found = execute(other, model, one, cuts, watch, _nudged)
+        found = execute(other, model, one, indices, watch, _nudged)
         outputs = [found.get(node, torch.empty(0)) for node in program.output_nodes]
-        if gaps(program, values, expected(program, outputs, cuts), 1):
+        if gaps(program, values, expected(program, outputs, indices), 1):
             return True
     return False
 

@@ -22,9 +22,9 @@ from relprop.tracer.editing import aten, rank, shape_of, tensor_inputs
 from relprop.tracer.facts import is_floating, place, role, shape
 
 #: For every axis of one sample's value, which places of it are there; ``None``: all.
-Cut = tuple[Tensor | None, ...]
+Index = tuple[Tensor | None, ...]
 #: Outputs, and of each what there is of it.
-Cuts = Mapping[fx.Node, Cut]
+Indices = Mapping[fx.Node, Index]
 #: Operations that look at a whole row: parts of their values cannot be made from parts.
 COMPARING = frozenset({Kind.SOFTMAX, Kind.LOG_SOFTMAX, Kind.NORM})
 _MOVES = {
@@ -56,18 +56,22 @@ class Readout:
         """Whether parts of the output can be made from parts of what is read."""
         return not any(kind(node) in COMPARING for node in self.nodes)
 
-    def cuts(self, cut: Cut) -> dict[fx.Node, Cut]:
+    def indices(self, index: Index) -> dict[fx.Node, Index]:
         """What is to be there of every tensor, for a part of the output."""
-        found = {self.nodes[0]: cut}
+        found = {self.nodes[0]: index}
         for node in self.nodes:
             found |= _read_for(node, found[node])
         return found
 
     def made(
-        self, node: fx.Node, values: Values, cuts: Mapping[fx.Node, Cut], dtype: torch.dtype | None
+        self,
+        node: fx.Node,
+        values: Values,
+        indices: Mapping[fx.Node, Index],
+        dtype: torch.dtype | None,
     ) -> Tensor:
         """A part of one call's value, from those parts of ``values`` that it reads."""
-        rest = own_arguments(node, cuts[node])
+        rest = own_arguments(node, indices[node])
         if rest is not None:
             moved: Tensor = node.target(values[operand(node)], *rest)  # type: ignore[operator]
             return moved
@@ -91,13 +95,13 @@ def readout_of(output: fx.Node) -> Readout | None:
 @dataclass(frozen=True)
 class Head:
     """The module at ``path`` that reads an ``output`` off the ``features`` of single positions.
-    ``cut``: what is read of the output; ``places``: of which features that is."""
+    ``index``: what is read of the output; ``places``: of which features that is."""
 
     output: fx.Node
     path: str
     features: fx.Node
-    cut: Cut
-    places: Cut
+    index: Index
+    places: Index
 
     def of_few(self, features: Tensor) -> Tensor | None:
         """Those of the ``features`` of a batch; ``None`` if these lie otherwise than in the
@@ -107,16 +111,16 @@ class Head:
         return taken(self.features, features, self.places)
 
 
-def heads_of(cuts: Cuts) -> tuple[Head, ...]:
+def heads_of(indices: Indices) -> tuple[Head, ...]:
     """The modules that make outputs of which few positions are read, one by one and in place."""
     found = []
-    for output, cut in cuts.items():
-        readout = None if all(c is None for c in cut) else readout_of(output)
+    for output, index in indices.items():
+        readout = None if all(c is None for c in index) else readout_of(output)
         if readout is None or any(kind(n) not in ELEMENTWISE for n in readout.nodes[:-1]):
             continue
         path, features = place(readout.nodes[-1]).path, readout.below
-        if path and cut[0] is None:
-            found.append(Head(output, path, features, cut, readout.cuts(cut)[features]))
+        if path and index[0] is None:
+            found.append(Head(output, path, features, index, readout.indices(index)[features]))
     return tuple(found)
 
 
@@ -143,47 +147,47 @@ def _only_units(node: fx.Node) -> bool:
     return before == after
 
 
-def _read_for(node: fx.Node, cut: Cut) -> dict[fx.Node, Cut]:
+def _read_for(node: fx.Node, index: Index) -> dict[fx.Node, Index]:
     """What is to be there of the tensors that a call reads, for a part of its result."""
     what = kind(node)
     if what is Kind.LINEAR:
         source, weight, *bias = tensor_inputs(node)
-        return {source: (*cut[:-1], None), weight: (cut[-1], None)} | dict.fromkeys(
-            bias, (cut[-1],)
+        return {source: (*index[:-1], None), weight: (index[-1], None)} | dict.fromkeys(
+            bias, (index[-1],)
         )
     if what not in _MOVES:
-        return {i: _broadcast(cut, i) for i in tensor_inputs(node)}
+        return {i: _broadcast(index, i) for i in tensor_inputs(node)}
     source = operand(node)
     if what is Kind.RESHAPE:
-        long = iter([c for c, n in zip(cut, shape_of(node), strict=True) if n != 1])
+        long = iter([c for c, n in zip(index, shape_of(node), strict=True) if n != 1])
         return {source: tuple(next(long) if n != 1 else None for n in shape_of(source))}
     dim = argument(node, "dim") % rank(source)
     if what is Kind.SELECT:
         place = torch.tensor([argument(node, "index") % shape_of(source)[dim]])
-        return {source: (*cut[:dim], place, *cut[dim:])}
+        return {source: (*index[:dim], place, *index[dim:])}
     places = torch.arange(shape_of(source)[dim])[_sliced(node)]
-    kept = cut[dim]
+    kept = index[dim]
     here = places if kept is None else places[kept.to(places.device)]
-    return {source: (*cut[:dim], here, *cut[dim + 1 :])}
+    return {source: (*index[:dim], here, *index[dim + 1 :])}
 
 
 def _sliced(node: fx.Node) -> slice:
     return slice(argument(node, "start"), argument(node, "end"), argument(node, "step"))
 
 
-def _broadcast(cut: Cut, source: fx.Node) -> Cut:
+def _broadcast(index: Index, source: fx.Node) -> Index:
     """The same of an operand whose axes count from the last, and which may be repeated along
     some."""
-    wide = len(cut) - rank(source)
-    return tuple(None if n == 1 else cut[wide + i] for i, n in enumerate(shape_of(source)))
+    wide = len(index) - rank(source)
+    return tuple(None if n == 1 else index[wide + i] for i, n in enumerate(shape_of(source)))
 
 
-def own_arguments(node: fx.Node, cut: Cut) -> Sequence[object] | None:
+def own_arguments(node: fx.Node, index: Index) -> Sequence[object] | None:
     """What follows the tensor in the call of a move, for a part of its result: nothing is left out
     of what is there. ``None``: what the model wrote."""
     what = kind(node)
     if what is Kind.RESHAPE:
-        return [sizes(node, cut)]
+        return [sizes(node, index)]
     if what is Kind.SELECT:
         return [argument(node, "dim"), 0]
     if what is Kind.SLICE:
@@ -191,33 +195,33 @@ def own_arguments(node: fx.Node, cut: Cut) -> Sequence[object] | None:
     return None
 
 
-def sizes(node: fx.Node, cut: Cut) -> list[int]:
+def sizes(node: fx.Node, index: Index) -> list[int]:
     """The shape of a part of one sample's value."""
-    return [n if c is None else len(c) for n, c in zip(shape_of(node), cut, strict=True)]
+    return [n if c is None else len(c) for n, c in zip(shape_of(node), index, strict=True)]
 
 
-def taken(node: fx.Node, value: Tensor, cut: Cut) -> Tensor:
+def taken(node: fx.Node, value: Tensor, index: Index) -> Tensor:
     """A part of a node's value, of one sample or of a batch."""
-    for axis, places in enumerate(cut, -rank(node)):
+    for axis, places in enumerate(index, -rank(node)):
         if places is not None:
             value = value.index_select(axis, places.to(value.device))
     return value
 
 
-def within(cut: Cut, kept: Cut) -> Cut:
+def within(index: Index, kept: Index) -> Index:
     """The same places, counted among those that were ``kept``."""
-    both = zip(cut, kept, strict=True)
+    both = zip(index, kept, strict=True)
     return tuple(c if c is None or k is None else torch.searchsorted(k, c) for c, k in both)
 
 
-def whole_cut(node: fx.Node) -> Cut:
+def whole_index(node: fx.Node) -> Index:
     """Nothing is cut away of a node's value."""
     return (None,) * rank(node)
 
 
-def put_back(node: fx.Node, part: Tensor, cut: Cut) -> Tensor:
+def put_back(node: fx.Node, part: Tensor, index: Index) -> Tensor:
     """A part of a node's value in its place, and 0 around it; axes before it stay."""
-    for axis, (places, size) in enumerate(zip(cut, shape_of(node), strict=True), -len(cut)):
+    for axis, (places, size) in enumerate(zip(index, shape_of(node), strict=True), -len(index)):
         if places is not None:
             shape = list(part.shape)
             shape[axis] = size

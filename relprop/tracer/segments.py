@@ -33,7 +33,7 @@ class Segment:
 
 
 #: The places of a graph's order at which its segments begin, and its end.
-Cuts = tuple[int, ...]
+Boundaries = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Lives:
         read = sum(self.weights.get(i, 0) for i in set(self.reads(node))) if self.weights else 0
         return read + (0 if kind(node) in VIEWS else self.bytes_of(node))
 
-    def cuts(self, least: int) -> Cuts:
+    def boundaries(self, least: int) -> Boundaries:
         """Segments of at least so many bytes, cut where least is alive: between that and twice as
         many."""
         at, size, best = [0], 0, None
@@ -127,38 +127,38 @@ class Lives:
                     size, best = best[1], None
         return (*at, len(self.order))
 
-    def peak(self, cuts: Cuts, times: int) -> int:
+    def peak(self, boundaries: Boundaries, times: int) -> int:
         """The bytes that are needed: what crosses a cut, and ``times`` the values of the largest
         segment."""
-        inner = cuts[1:-1]
+        inner = boundaries[1:-1]
         held = (
             n for n, first, last in self.spans if bisect(inner, last) > bisect_left(inner, first)
         )
-        own = (sum(self.sizes[first:last]) for first, last in pairwise(cuts))
+        own = (sum(self.sizes[first:last]) for first, last in pairwise(boundaries))
         return sum(map(self.bytes_of, held)) + times * max(own)
 
-    def within(self, budget: int, times: int) -> Cuts:
+    def within(self, budget: int, times: int) -> Boundaries:
         """The fewest segments for which the ``peak`` is no more than ``budget`` bytes; else those
         for which it is least."""
         peaks = self.memo.cache(("peaks", times), lambda: self._peaks(times))
         fitting = [c for c, peak in peaks.items() if peak <= budget]
         return min(fitting, key=len) if fitting else min(peaks, key=peaks.__getitem__)
 
-    def _peaks(self, times: int) -> dict[Cuts, int]:
+    def _peaks(self, times: int) -> dict[Boundaries, int]:
         """The peak of every way to cut that is tried."""
-        whole, found, least = sum(self.sizes), list[Cuts](), max(1.0, max(self.sizes))
+        whole, found, least = sum(self.sizes), list[Boundaries](), max(1.0, max(self.sizes))
         while least < whole:
-            found.append(self.cuts(int(least)))
+            found.append(self.boundaries(int(least)))
             least *= COARSER
         return {c: self.peak(c, times) for c in (*found, (0, len(self.order)))}
 
-    def segments(self, cuts: Cuts) -> tuple[Segment, ...]:
+    def segments(self, boundaries: Boundaries) -> tuple[Segment, ...]:
         """The segments, in order."""
 
         def made() -> tuple[Segment, ...]:
-            return tuple(self._segment(first, last) for first, last in pairwise(cuts))
+            return tuple(self._segment(first, last) for first, last in pairwise(boundaries))
 
-        return self.memo.cache(("segments", cuts), made)
+        return self.memo.cache(("segments", boundaries), made)
 
     def _segment(self, first: int, last: int) -> Segment:
         entering = tuple(n for n, made, read in self.spans if made <= first <= read)

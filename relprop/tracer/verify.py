@@ -24,7 +24,7 @@ from relprop.tracer.model_comparison import (
     unsteady,
 )
 from relprop.tracer.program import Program
-from relprop.tracer.readout import Cuts, whole_cut
+from relprop.tracer.readout import Indices, whole_index
 from relprop.tracer.run import execute
 from relprop.tracer.surroundings import other_chance
 
@@ -81,8 +81,8 @@ def _gaps(
     return gaps(program, values, expected(program, outputs, _whole(program)), 1, closer)
 
 
-def _whole(program: Program) -> Cuts:
-    return {n: whole_cut(n) for n in program.output_nodes}
+def _whole(program: Program) -> Indices:
+    return {n: whole_index(n) for n in program.output_nodes}
 
 
 def _habit(

@@ -517,8 +517,8 @@ def test_the_estimate_leaves_out_what_is_not_made():
     session = open_session(model, bind(ids), "paper", Conditions())
     asked = Question("gradient_x_input")
     whole = memory.taken(needs_of(session, asked, [(63, 3)]), 1)
-    cuts = needs.cuts_of(session, bind(ids), [(63, 3)], None)
-    few = memory.taken(needs_of(session, asked, [(63, 3)], cuts=cuts), 1)
+    indices = needs.indices_of(session, bind(ids), [(63, 3)], None)
+    few = memory.taken(needs_of(session, asked, [(63, 3)], indices=indices), 1)
     assert whole - few >= 64 * 4000 * 4
 
 
