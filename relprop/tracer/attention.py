@@ -109,8 +109,7 @@ class _Below:
         iterations that invert it (Nyströmformer)."""
         softmax = self.softmax
         above = reached([values], lambda n: () if n is softmax else n.all_input_nodes)
-        met = {"it" if n is softmax else n.op for n in above}
-        return "it" in met and "placeholder" not in met
+        return is_live(values) and all(n.op != "placeholder" for n in above)
 
     def _around(self, site: Site) -> tuple[Axis, Axis, Axis, Sequence[Axis]]:
         """The keys' axis of the values (none of learned ones) and of the map, its queries, and its
