@@ -49,12 +49,6 @@ class Entry:
             return repr(self.key)
         return str(self.key.__qualname__ if self.kind == "class" else self.key)
 
-    def matches_op(self, op: Operator) -> bool:
-        """Whether this entry is about operator ``op`` (a packet is about all of its overloads)."""
-        if isinstance(self.key, Kind):
-            return kind(op) is self.key
-        return self.kind == "op" and (self.key is op or self.key is packet(op))
-
     def matches_module(self, module: nn.Module | None, paths: Iterable[str]) -> bool:
         """Whether this entry is about a call of ``module``, known under any of ``paths`` (aliases,
         and ``path@1`` for a second call)."""
@@ -141,8 +135,10 @@ class RuleSet:
         return self.entries if self.fixed else (*registered(), *self.entries)
 
     def for_op(self, op: Operator) -> Rule | None:
-        """The first rule about operator ``op``, or ``None``."""
-        return next((entry.rule for entry in self.consulted if entry.matches_op(op)), None)
+        """The first rule about operator ``op``, its packet (which is all of its overloads) or its
+        kind, or ``None``."""
+        keys = (op, packet(op), kind(op))
+        return next((entry.rule for entry in self.consulted if entry.key in keys), None)
 
     def module_entries(self) -> tuple[Entry, ...]:
         """The entries about module calls, in the order they are consulted."""

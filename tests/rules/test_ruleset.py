@@ -124,7 +124,7 @@ def test_entries_about_modules_are_no_entries_about_operators():
     rules = EMPTY.with_rule(aten.add, one).with_rule(nn.GELU, one).with_rule("head.*", two)
     assert [entry.kind for entry in rules.entries] == ["path", "class", "op"]
     assert [entry.key for entry in rules.module_entries()] == ["head.*", nn.GELU]
-    assert not Entry(nn.GELU, carry).matches_op(nn.GELU)
+    assert rules.with_rule(nn.GELU, one).for_op(aten.gelu.default) is None
 
 
 # ---- the process-wide layer
