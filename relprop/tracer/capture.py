@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from types import MappingProxyType
 
 import torch
 from torch import Tensor, fx, nn
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
@@ -59,9 +61,11 @@ ALL_LOADED = (
 
 @dataclass(frozen=True, eq=False)
 class Capture(Captured):
-    """A raw graph, and what the model itself returned, ``eager``."""
+    """A raw graph, and what the model itself returned, ``eager``; what ``torch.export`` said where
+    it ``refused``."""
 
     eager: list[Tensor] = field(default_factory=list)
+    refused: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class _Recorded:
         return (*(str(place(n)) for n in self.deciding), *self.baked)
 
     def captured(
-        self, outputs: OutputTree, inputs: Inputs, eager: list[Tensor], draws: Draws
+        self, outputs: OutputTree, inputs: Inputs, eager: list[Tensor], draws: Draws, refused: str
     ) -> Capture:
         """The same, its random numbers fixed, with what the model returned."""
         graph, constants, decisions = self.graph, self.constants, self.decisions
@@ -90,12 +94,14 @@ class _Recorded:
         drawn = fix_draws(graph, constants, draws)
         chosen = choices(graph, constants) if decisions else ()
         known = decisions, drawn, chosen, guards
-        return Capture(graph, constants, outputs, self.front_end, *known, eager=eager)
+        made = Capture(graph, constants, outputs, self.front_end, *known)
+        return replace(made, eager=eager, refused=refused)
 
 
-def capture(model: nn.Module, inputs: Inputs) -> Capture:
-    """Capture ``model`` on ``inputs`` (one sample), hooks included. Raises ``CaptureError`` when
-    neither front end can."""
+def capture(model: nn.Module, inputs: Inputs, refused: str = "") -> Capture:
+    """Capture ``model`` on ``inputs`` (one sample), hooks included; where ``torch.export`` has
+    ``refused`` inputs like these it is not asked again. Raises ``CaptureError`` when neither front
+    end can."""
     flat = Flat(model, inputs)
     with torch.no_grad(), as_python(model), without_leftovers(), taken_back(model) as take_back:
         with same_chance(model), Draws() as draws:
@@ -103,23 +109,30 @@ def capture(model: nn.Module, inputs: Inputs) -> Capture:
         outputs = flat.outputs
         assert outputs is not None
         take_back()
-        try:
-            with same_chance(model), seen_through(), with_experts_seen(model), in_outline(model):
-                recorded = _export(flat, inputs)
-            return recorded.captured(outputs, inputs, eager, draws)
-        except Exception as refused:  # torch.export raises many types, some of them internal
-            take_back()
-            if is_offloaded(model):
-                warn(MemoryWarning(ALL_LOADED.format(first_line(refused))))
+        if not refused:
             try:
-                with seen_through(), with_experts_seen(model), loaded(model):
-                    recorded = _concrete(Flat(model, inputs), inputs, take_back)
-            except Exception as failed:
-                raise _neither(model, refused, failed) from failed
-            return recorded.captured(outputs, inputs, eager, draws)
+                with (
+                    same_chance(model),
+                    seen_through(),
+                    with_experts_seen(model),
+                    in_outline(model),
+                ):
+                    recorded = _export(flat, inputs)
+                return recorded.captured(outputs, inputs, eager, draws, "")
+            except Exception as error:  # torch.export raises many types, some of them internal
+                refused = first_line(error)
+                take_back()
+        if is_offloaded(model):
+            warn(MemoryWarning(ALL_LOADED.format(refused)))
+        try:
+            with seen_through(), with_experts_seen(model), loaded(model):
+                recorded = _concrete(Flat(model, inputs), inputs, take_back)
+        except Exception as failed:
+            raise _neither(model, refused, failed) from failed
+        return recorded.captured(outputs, inputs, eager, draws, refused)
 
 
-def _neither(model: nn.Module, refused: Exception, failed: Exception) -> CaptureError:
+def _neither(model: nn.Module, refused: str, failed: Exception) -> CaptureError:
     """What to say when both front ends refuse."""
     then = (
         "relprop.trace(model, inputs) repeats this; make the part of the "
@@ -131,8 +144,8 @@ def _neither(model: nn.Module, refused: Exception, failed: Exception) -> Capture
             "that are tensors to PyTorch (torchao, weights only)"
         )
     fact = (
-        "the model could not be captured: torch.export said "
-        f"{first_line(refused)}; the concrete trace said {first_line(failed)}"
+        f"the model could not be captured: torch.export said {refused}; the concrete trace said "
+        f"{first_line(failed)}"
     )
     return CaptureError(message(fact, then=[then]))
 
@@ -224,7 +237,9 @@ def _concrete(flat: Flat, inputs: Inputs, take_back: Callable[[], None]) -> _Rec
         return made
 
     call._orig_mod = flat  # type: ignore[attr-defined]  # gives every node its module path
-    with _tracing(flat), torch.random.fork_rng([]), Noticed():
+    # the shape of each value is noted in a mode, which PyTorch would else make anew for each
+    noting = tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True)))
+    with _tracing(flat), torch.random.fork_rng([]), Noticed(), noting:
         module = make_fx(
             call,
             tracing_mode="real",

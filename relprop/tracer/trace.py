@@ -43,11 +43,12 @@ _FAMILIES = 8  # of calls that differ in the lengths of their inputs alone
 class _Known:
     """What is known of a model: ``programs`` by what they hold for, those that hold for some inputs
     alone, ``guarded``, and the last of those that were ``captured``, by what they hold for but the
-    lengths of the inputs."""
+    lengths of the inputs; what ``torch.export`` said of those calls that it ``refused``."""
 
     programs: dict[Hashable, Program] = field(default_factory=dict)
     guarded: dict[Hashable, deque[Program]] = field(default_factory=dict)
     captured: dict[Hashable, deque[Program]] = field(default_factory=dict)
+    refused: dict[Hashable, str] = field(default_factory=dict)
 
     def guarded_by(self, key: Hashable, sample: Inputs) -> Program | None:
         """A program for inputs of which Python reads the same."""
@@ -119,13 +120,16 @@ def trace_program(
                 return program
             known.drop(key)  # the model was changed, unseen, before anyone compared it
         others = known.of_family((inputs.family, made, token_inputs))
-        tracing = _Tracing(model, sample, token_inputs, others)
+        refused = known.refused.get((sample.signature, made), "")
+        tracing = _Tracing(model, sample, token_inputs, others, refused)
         program = tracing.at_length()
         stored = Stored.of(model, made, sample) if program is None else None
         if stored is not None and RETURNED.get() is not None and model not in _ANEW:
             program = tracing.read(stored)
         if program is None:
-            program = tracing.traced(stored)
+            raw, program = tracing.traced(stored)
+            if len(known.refused) < _MOST and raw.refused:
+                known.refused[sample.signature, made] = raw.refused
             if not program.input_specialised:
                 alike = next((p for p in others if has_same_calls(p, program)), None)
                 program = program if alike is None else replace(program, kin=alike.kin)
@@ -143,12 +147,14 @@ def _is_compared(program: Program) -> bool:
 @dataclass(frozen=True)
 class _Tracing:
     """One ``model`` and one ``sample`` of its inputs, those to explain among them; and the captured
-    programs of ``others``, which differ in their lengths alone."""
+    programs of ``others``, which differ in their lengths alone; what ``torch.export`` said if it
+    ``refused`` such a call."""
 
     model: nn.Module
     sample: Inputs
     token_inputs: tuple[str, ...] | None
     others: deque[Program]
+    refused: str
 
     def at_length(self, run: Run | None = None) -> Program | None:
         """The program for a sample of another length than the ``others``; ``None`` where they give
@@ -185,8 +191,8 @@ class _Tracing:
                     self.others.append(self._program(raw))
             return self.at_length(run)
 
-    def traced(self, stored: Stored | None) -> Program:
-        """The model's program, captured and checked against the model."""
+    def traced(self, stored: Stored | None) -> tuple[Capture, Program]:
+        """What was captured of the model, and its program, checked against the model."""
         with doing("capturing the model (once)"):
             raw = self._captured()
         with doing("reading its graph (once)"):
@@ -198,7 +204,7 @@ class _Tracing:
             program = self._checked(raw)
         if writing is not None:
             writing()
-        return self._returned(program, raw.eager)
+        return raw, self._returned(program, raw.eager)
 
     def _returned(self, program: Program, outputs: list[Tensor]) -> Program:
         """Write down what the model returned, if anybody wants to know."""
@@ -236,10 +242,11 @@ class _Tracing:
         read."""
         if SHADOWED.get(self.model, True):
             with contextlib.suppress(InputError):
-                captured = capture(shadow_of(self.model), self.sample)
+                captured = capture(shadow_of(self.model), self.sample, self.refused)
                 SHADOWED[self.model] = True
                 return captured
-        captured = capture(self.model, self.sample)  # fails where the model itself does
+        # fails where the model itself does
+        captured = capture(self.model, self.sample, self.refused)
         SHADOWED[self.model] = False
         return captured
 
