@@ -106,6 +106,11 @@ def is_finite(x: Tensor) -> bool:
     return not x.numel() or all(bool(end.isfinite()) for end in torch.aminmax(x.detach()))
 
 
+def is_below_infinity(x: Tensor) -> bool:
+    """Whether no element is NaN or ∞, without a copy of the tensor."""
+    return not x.numel() or bool(x.detach().amax() < math.inf)
+
+
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     """The type relevance is computed in: float32 for half precision, else the values' own."""
     return torch.promote_types(dtype, torch.float32)

@@ -146,7 +146,7 @@ class Merges:
         """1/k of the k terms that are there, place by place where some are not everywhere."""
         if term not in terms:
             return 0.0
-        alike = [t for t in terms if val(t).shape == val(term).shape]
+        alike = [t for t in terms if self._places(t) == self._places(term)]
         if len(terms) < 2 or len(alike) < 2:
             return 1 / len(terms)
         there = [self.present.at(t, bit) for t in alike]
@@ -199,6 +199,11 @@ class Merges:
                 return False
             term = self.flow.inputs[term][0]
         return True
+
+    def _places(self, node: fx.Node) -> list[int]:
+        """A tensor's shape, with 1 for what holds no tokens."""
+        axes = self.axes.get(node, ())
+        return [n if token_count(a) > 1 else 1 for n, a in zip(val(node).shape, axes, strict=False)]
 
     def _tokens(self, node: fx.Node) -> int:
         return math.prod(map(token_count, self.axes.get(node, ())))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from relprop.errors import (
     ExplodedScoresWarning,
+    InputError,
     OptionError,
     RelpropError,
     UnrecognisedWarning,
@@ -132,7 +133,12 @@ def explained(
     numbers: Numbers, described: Described, start: Start, names: Names, made: Made
 ) -> Explanation:
     """The numbers beside what the tokens are; which of them are content is said where the scores
-    are."""
+    are. Raises ``InputError`` where what is explained is not finite."""
+    if not start.scalars.isfinite().all():
+        i = int((~start.scalars.isfinite()).int().argmax())
+        value = float(start.scalars[i])
+        fact = f"what is explained is {value} for sample {i}: the model rules it out"
+        raise InputError(fact, then=["explain another class, one with a finite value"])
     streams = {
         name: TokenScores(
             name,

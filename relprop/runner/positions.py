@@ -42,15 +42,14 @@ def positions(program: Program, leaf: fx.Node) -> tuple[int, ...]:
 
 def _positions(program: Program, leaf: fx.Node) -> tuple[int, ...]:
     axes, rank = program.axes[leaf], val(leaf).dim()
+    tokens = {i for i, axis in enumerate(axes) if is_token(axis)}
+    over, channels = _slid_over(program, leaf) or (set(), tokens)
     if leaf.op != "placeholder":
         found = set(range(rank - 1))
-    elif (slid := _slid_over(program, leaf)) is not None:
-        over, channels = slid
+    elif not tokens & channels and (over or channels):
         found = (_conventional(rank) | over) - channels
-    elif any(map(is_token, axes)):
-        found = {i for i, axis in enumerate(axes) if is_token(axis)}
     else:
-        found = _conventional(rank)
+        found = tokens or _conventional(rank)
     return tuple(i for i in sorted(found) if i > 0 or val(leaf).shape[0] > 1)
 
 

@@ -14,7 +14,7 @@ from relprop.errors import InputError
 from relprop.interpreter.forward import Forward, Kept, detached, forward
 from relprop.interpreter.points import Excerpt, Made, Points, Seed
 from relprop.interpreter.reading import made_at
-from relprop.numerics import is_finite
+from relprop.numerics import is_below_infinity
 from relprop.runner.needs import Needs
 from relprop.runner.question import Question
 from relprop.runner.session import Session
@@ -253,14 +253,14 @@ def _summed(seed: Seed, elements: Tensor, numbers: Tensor | None = None) -> Tens
 
 
 def refuse_nonfinite(session: Session, outputs: Mapping[fx.Node, Made]) -> None:
-    """Raises ``InputError`` where an explainable output is NaN or infinite, and says whether a
-    parameter is."""
+    """Raises ``InputError`` where an explainable output is NaN or ∞, and says whether a parameter
+    is; −∞ is how a model rules out a class (a policy's actions, a pointer's places)."""
     for name, node in zip(session.program.outputs.names, session.program.output_nodes, strict=True):
         if node not in session.flow.members or not is_floating(node):
             continue
         made = outputs[node]
         value = made.made if isinstance(made, Excerpt) else made
-        if not is_finite(value):
+        if not is_below_infinity(value):
             model = session.model
             names = [n for n, _ in model.named_parameters()]
             bad = [n for n in names if not torch.isfinite(tensor_of(model, n)).all()]

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from relprop.tracer.atoms import Axes
 from relprop.tracer.attention import attend_to_constants, find_sites
-from relprop.tracer.axes import axes_below
+from relprop.tracer.axes import axes_below, settle_features
 from relprop.tracer.capture import Capture
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import tensor_inputs
@@ -124,6 +124,7 @@ def _structure(
     unseen = {softmax for softmax, _ in without}
     if attend_to_constants(graph, axes, unseen) or split_heads(graph, axes, sites, constants):
         return _structure(graph, leaves, constants, roots)
+    settle_features(graph, axes)
     return _Structure(axes, tuple(s for s in sites if s.contraction in below), without)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Literal
 
 Made = Literal["unknown", "token", "feature"]
@@ -99,15 +100,13 @@ def length(axis: Axis) -> int:
     return math.prod(atom.size for atom in axis)
 
 
-def line_up(one: Axis, other: Axis) -> bool:
-    """Whether two axes are split alike."""
-    return [a.size for a in one] == [b.size for b in other]
-
-
 def relate(one: Axis, other: Axis) -> None:
-    """Axes that line up are of one group, unless one is known to be features and the other is not
-    known: relative positions (a projection's output cut to one number per key) say nothing of the
-    keys they are added to."""
-    for a, b in zip(one, other, strict=True):
+    """Axes that lie one over the other are of one group, atom by atom where they are split alike,
+    else all where one is whole (positions and copies of each over as many positions); unless one is
+    known to be features and the other is not known: relative positions (a projection's output cut
+    to one number per key) say nothing of the keys they are added to."""
+    alike = [a.size for a in one] == [b.size for b in other]
+    pairs = zip(one, other, strict=True) if alike else product(one, other)
+    for a, b in pairs if alike or 1 in (len(one), len(other)) else ():
         if {a.kind, b.kind} != {"unknown", "feature"}:
             a.group.join(b.group)

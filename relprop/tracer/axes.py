@@ -17,7 +17,6 @@ from relprop.tracer.atoms import (
     Group,
     fresh,
     length,
-    line_up,
     parts_of,
     relate,
 )
@@ -46,6 +45,17 @@ def axes_below(
         return tuple(fresh(s) for s in value.shape)
 
     return follow(graph.nodes, {leaf: _leaf(leaf) for leaf in leaves}, after)
+
+
+def settle_features(graph: fx.Graph, axes: Known) -> None:
+    """What layers sum over holds features where no attention has shown that it holds tokens: those
+    of an input that is read as it is."""
+    summed = {Kind.LINEAR: -1, Kind.CONVOLUTION: 1}
+    for node in graph.nodes:
+        if kind(node) in summed and operand(node) in axes:
+            for atom in axes[operand(node)][summed[kind(node)]]:
+                if atom.kind == "unknown":
+                    atom.group.root().kind = "feature"
 
 
 def _leaf(node: fx.Node) -> Axes:
@@ -79,8 +89,7 @@ def _broadcast(node: fx.Node, known: Known) -> Axes:
             if operand in known and len(known[operand]) >= -i and shape_of(operand)[i] == size
         ]
         for other in spanning[1:]:
-            if line_up(spanning[0], other):
-                relate(spanning[0], other)
+            relate(spanning[0], other)
         first = next((s for s in spanning if any(a.kind != "feature" for a in s)), None)
         result.append(first or (spanning[0] if spanning else fresh(size, like=())))
     return tuple(result)
@@ -147,7 +156,7 @@ def _joined(node: fx.Node, known: Known) -> Axes:
     dim = argument(node, "dim") % len(first)
     for other in others:
         for i, (a, b) in enumerate(zip(first, other, strict=True)):
-            if i != dim and line_up(a, b):
+            if i != dim:
                 relate(a, b)
     new = _new_axis(parts, dim, shape_of(node)[dim], known)
     return tuple(new if i == dim else axis for i, axis in enumerate(first))

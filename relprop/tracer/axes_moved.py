@@ -127,9 +127,14 @@ def _made_of(o: int, size: int, atoms: tuple[Atom, ...], labels: list[Tensor]) -
 
 
 def _turns(o: int, size: int, atoms: tuple[Atom, ...], labels: list[Tensor]) -> list[_Turn]:
-    """The atoms that change along one line of the output, the middle one of axis ``o``."""
-    lines = [p.movedim(o, -1).reshape(-1, size)[p.numel() // size // 2] for p in labels]
-    turns = [_Turn(atom, line) for atom, line in zip(atoms, lines, strict=True)]
+    """The atoms that change along one line of the output: the middle one of axis ``o``, or the
+    first with less padding (whose labels are 0)."""
+    lines = [p.movedim(o, -1).reshape(-1, size) for p in labels]
+    if not lines:
+        return []
+    padded, at = (lines[0] == 0).sum(-1), len(lines[0]) // 2
+    at = at if padded[at] == padded.min() else int(padded.argmin())
+    turns = [_Turn(atom, line[at]) for atom, line in zip(atoms, lines, strict=True)]
     return [turn for turn in turns if bool((turn.line != turn.line[0]).any())]
 
 

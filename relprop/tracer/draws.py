@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from relprop.operations import Args, Kind, Kwargs, Operator, is_inplace, kind, packet
+from relprop.operations import Args, Kind, Kwargs, Operator, argument, is_inplace, kind, packet
 from relprop.tracer.editing import aten, tensor_inputs, val
 from relprop.tracer.facts import facts_of, know, place
 
@@ -117,6 +117,10 @@ def _of_inputs(graph: fx.Graph) -> set[fx.Node]:
 
 
 def is_random_call(node: fx.Node) -> bool:
-    """Whether a call draws numbers: of itself, or as a dropout that is switched on."""
-    random_if_on = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-    return kind(node) is Kind.RANDOM or (random_if_on and True in node.args)
+    """Whether a call draws numbers: of itself, or as a dropout that is switched on (a recurrent
+    layer has one, too)."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return kind(node) is Kind.RANDOM
+    is_on = all(argument(node, name) is not False for name in ("train", "training"))
+    is_zero = any(argument(node, name) == 0 for name in ("p", "dropout", "dropout_p"))
+    return kind(node) is Kind.RANDOM or (is_on and not is_zero)

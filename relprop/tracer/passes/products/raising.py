@@ -16,11 +16,13 @@ from relprop.tracer.editing import (
     is_of_masks,
     is_picked,
     permuted,
+    rank,
     reshaped,
     shape_of,
     swap,
     val,
 )
+from relprop.tracer.passes.products.factors import Factors, factors_of, is_product, multiplied
 from relprop.tracer.passes.products.letters import Product, letters_of
 from relprop.tracer.passes.products.operators import as_linear, product_of, repeats
 
@@ -29,12 +31,48 @@ def raise_products(graph: fx.Graph, *, spreads: bool) -> None:
     """Every sum of products with something that depends on no input → a linear map of the rest;
     sums of elementwise products of two activations → matrix products. ``spreads``: a number times
     a row of weights is a linear map of one number, too (and not the scale of a norm)."""
+    _pair_factors(graph)
     for node in list(graph.nodes):
         if not is_live(node) or not is_float(node) or node._erased:
             continue
         new = _activations_as_weight(node) if kind(node) is Kind.LINEAR else _raised(node, spreads)
         if new is not None:
             swap(node, reshaped(node, new, shape_of(node)))
+
+
+def _pair_factors(graph: fx.Graph) -> None:
+    """Of what is summed, what weighs it and what is weighed become two factors: a softmax times
+    values times a mask, a number or a gate (SeFT, attention pooling with padding), in any order."""
+    for node in list(graph.nodes):
+        if kind(node) is not Kind.TOTAL or not is_product(operand(node)):
+            continue
+        factors, scale = factors_of(operand(node))
+        if len(factors) + (scale != 1) < 3 or any(power < 0 for power, _ in factors):
+            continue
+        groups: dict[tuple[bool, ...], Factors] = {}
+        for factor in factors:
+            groups.setdefault(_spread(factor[1], operand(node)), []).append(factor)
+        weights = [spread for spread, g in groups.items() if any(_is_softmax(n) for _, n in g)]
+        if len(groups) == 2 and len(weights) == 1 and any(weights[0]):
+            weight = multiplied(node, groups.pop(weights[0]), scale)
+            (values,) = groups.values()
+            both = [(1, weight), (1, multiplied(node, values, 1.0))]
+            swap(operand(node), multiplied(node, both, 1.0))
+
+
+def _spread(factor: fx.Node, product: fx.Node) -> tuple[bool, ...]:
+    """Along which axes of a product a factor is one for all."""
+    longer = rank(product) - rank(factor)
+    alike = [s == 1 or r == 0 for s, r in zip(shape_of(factor), repeats(factor), strict=True)]
+    return tuple(
+        a and n > 1 for a, n in zip([True] * longer + alike, shape_of(product), strict=True)
+    )
+
+
+def _is_softmax(node: fx.Node) -> bool:
+    while kind(node) in MOVES or kind(node) is Kind.CAST:
+        node = operand(node)
+    return kind(node) is Kind.SOFTMAX
 
 
 def is_mask(x: fx.Node | None) -> bool:
