@@ -1,0 +1,208 @@
+"""Where tokens and features lie as published models have them: inputs read as they are, copies over
+positions, pieces of unequal width, windows of a picture. Rolled out by hand."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import relprop
+from tests.rollup.hand import agree, normal
+
+WIDTH, N = 8, 6
+
+
+def rolled(model, x, by_hand):
+    """``by_hand`` of each site's A, meaned over heads, is the row beyond the identity's."""
+    e = relprop.explain(model.double().eval(), x, 1, method="rollout", keep="blocks")
+    agree(e.scores, by_hand(*(b.attention.detach().mean(1) for b in e.blocks)))
+    return e
+
+
+class Raw(nn.Module):
+    """Nothing but PyTorch's encoder over the features as they are given."""
+
+    def __init__(self, norm_first, read):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(
+            WIDTH, 2, 16, batch_first=True, norm_first=norm_first, activation="gelu"
+        )
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.read = read
+
+    def forward(self, x):
+        return self.read(self.encoder(x))
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("read", [lambda x: x.mean(1), lambda x: x[:, 2]], ids=["mean", "token"])
+def test_features_that_are_read_as_they_are(norm_first, read):
+    one = torch.eye(N).double()
+    e = rolled(
+        Raw(norm_first, read),
+        normal(2, N, WIDTH),
+        lambda a, b: read((one + b) @ (one + a) - one),
+    )
+    agree(e.identity, read(one.expand(2, N, N)))
+
+
+class Values(nn.Module):
+    """Attention without a skip over values that are made of the input in some way."""
+
+    def __init__(self, make, entering):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.some, self.others = nn.Linear(3, WIDTH), nn.Linear(WIDTH - 3, WIDTH)
+        self.make, self.entering, self.head = make, entering, nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        x = self.entering(x)
+        attention = (self.q(x) @ self.k(x).mT).softmax(-1)
+        return self.head(attention @ self.make(self, x)).mean(1)
+
+
+MADE = {
+    "some features once more": lambda m, x: m.v(x) + m.some(x[..., :3]),
+    "features by two layers": lambda m, x: m.some(x[..., :3]) + m.others(x[..., 3:]),
+    "a gate of two parts": lambda m, x: m.some(x[..., :3]) * m.others(x[..., 3:]).sigmoid(),
+}
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=list(MADE))
+@pytest.mark.parametrize(
+    "entering",
+    [lambda x: x, F.relu, lambda x: F.layer_norm(x, (WIDTH,))],
+    ids=["as is", "relu", "norm"],
+)
+def test_ways_from_some_features_add_up(make, entering):
+    rolled(Values(make, entering), normal(2, N, WIDTH), lambda a: a.mean(1))
+
+
+class Pyramid(nn.Module):
+    """Attention over a coarse grid, laid over a fine one (FPN, Conformer)."""
+
+    def __init__(self, finer, beside):
+        super().__init__()
+        self.enter, self.coarse, self.fine = (
+            nn.Conv2d(3, WIDTH, 1),
+            nn.Conv2d(WIDTH, WIDTH, 2, 2),
+            nn.Conv2d(WIDTH, WIDTH, 1),
+        )
+        self.q, self.k, self.v, self.head = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.finer, self.beside = finer, beside
+
+    def forward(self, x):
+        x = self.enter(x)
+        t = self.coarse(x).flatten(2).mT
+        t = (self.q(t) @ self.k(t).mT).softmax(-1) @ self.v(t)
+        grid = self.finer(t.mT.reshape(len(x), WIDTH, 2, 2))
+        return self.head(self.beside(self.fine(x), grid).mean((2, 3)))
+
+
+FINER = {
+    "nearest": lambda g: F.interpolate(g, scale_factor=2, mode="nearest"),
+    "repeated": lambda g: g.repeat_interleave(2, 2).repeat_interleave(2, 3),
+    "expanded": lambda g: (
+        g[:, :, :, None, :, None].expand(-1, -1, -1, 2, -1, 2).reshape(len(g), -1, 4, 4)
+    ),
+}
+
+
+@pytest.mark.parametrize("finer", FINER.values(), ids=list(FINER))
+@pytest.mark.parametrize(
+    "beside", [lambda a, b: a + b, lambda a, b: b + a], ids=["lateral first", "lateral last"]
+)
+def test_a_coarse_map_beside_a_fine_one_counts_whole(finer, beside):
+    pooled = F.unfold(torch.eye(16).view(16, 1, 4, 4).double(), 2, stride=2).sum(1).T / 4
+    rolled(Pyramid(finer, beside), normal(2, 3, 4, 4), lambda a: (a @ pooled).mean(1))
+
+
+class Shifted(nn.Module):
+    """Some channels of every token are those of the token before, zeros at the first (TSM)."""
+
+    def __init__(self, count):
+        super().__init__()
+        self.enter, self.q, self.k, self.v, self.head = (nn.Linear(WIDTH, WIDTH) for _ in range(5))
+        self.count = count
+
+    def forward(self, x):
+        x = self.enter(x)
+        y = torch.cat([F.pad(x[:, :-1, : self.count], (0, 0, 1, 0)), x[..., self.count :]], -1)
+        return self.head(x + (self.q(y) @ self.k(y).mT).softmax(-1) @ self.v(y)).mean(1)
+
+
+@pytest.mark.parametrize("count", [2, 4, 6])
+def test_shifted_channels_of_any_width_are_there_where_they_are(count):
+    moved = (torch.eye(N) + torch.diag(torch.ones(N - 1), -1)).double() / 2
+    moved[0, 0] = 1
+    rolled(Shifted(count), normal(2, N, WIDTH), lambda a: (a @ moved).mean(1))
+
+
+class Unfolded(nn.Module):
+    """Attention of two heads over the neighbours of every place (QnA, outlook attention)."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.enter, self.a, self.v = nn.Linear(3, 8), nn.Linear(8, 2), nn.Linear(8, 8)
+        self.out, self.head, self.way = nn.Linear(8, 8), nn.Linear(8, 3), way
+
+    def forward(self, x):
+        x = self.enter(x)
+        batch, height, width, _ = x.shape
+        grid = F.pad(self.a(x).movedim(-1, 1), (1, 1, 1, 1), value=-1e9)
+        a = F.unfold(grid, 3).view(batch, 2, 9, -1).softmax(2)
+        v = F.unfold(self.v(x).movedim(-1, 1), 3, padding=1).view(batch, 2, 4, 9, -1)
+        self.weights = a.detach()
+        made = self.way(a, v).reshape(batch, height * width, 8)
+        return self.head((x.flatten(1, 2) + self.out(made)).mean(1))
+
+
+@pytest.mark.parametrize("size", [4, 5])
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda a, v: torch.einsum("bhkn,bhckn->bnhc", a, v),
+        lambda a, v: (a[:, :, None] * v).sum(3).permute(0, 3, 1, 2),
+    ],
+    ids=["einsum", "sum"],
+)
+def test_heads_over_unfolded_neighbours(way, size):
+    model, x = Unfolded(way), normal(2, size, size, 3)
+    near = F.unfold(torch.eye(size**2).view(-1, 1, size, size).double(), 3, padding=1)
+    e = relprop.explain(model.double().eval(), x, 1, method="rollout")
+    model(x)
+    agree(e.scores, torch.einsum("bhkn,skn->bns", model.weights, near).mean(1) / 2)
+
+
+class Pooled(nn.Module):
+    """A softmax over tokens times their values times something else, added."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.enter, self.key, self.head = nn.Linear(3, 4), nn.Linear(3, 1), nn.Linear(4, 2)
+        self.way = way
+
+    def forward(self, x, mask):
+        a = self.key(x).masked_fill(mask[..., None] == 0, -1e9).softmax(1)
+        self.weights = a.detach()[..., 0]
+        return self.head(self.way(a, self.enter(x), mask[..., None]).sum(1))
+
+
+POOLED = {
+    "softmax, values, mask": (lambda a, e, m: a * e * m, 1),
+    "values, mask, softmax": (lambda a, e, m: e * m * a, 1),
+    "softmax, mask, values": (lambda a, e, m: a * m * e, 1),
+    "a gate of the values": (lambda a, e, m: a * e * e.sigmoid(), 1),
+    "a number behind": (lambda a, e, m: a * e * 0.5, 0.5),
+    "a number before": (lambda a, e, m: 0.5 * a * e * m, 0.5),
+}
+
+
+@pytest.mark.parametrize(("way", "share"), POOLED.values(), ids=list(POOLED))
+def test_a_pool_of_three_factors_is_attention(way, share):
+    model, mask = Pooled(way), (torch.arange(N) < torch.tensor([[4], [N]])).double()
+    inputs = {"x": normal(2, N, 3), "mask": mask}
+    e = relprop.explain(model.double().eval(), inputs, 1, method="rollout", explain_inputs=["x"])
+    model(**inputs)
+    assert e["x"].scores.shape == (2, N)
+    agree(e["x"].scores, share * model.weights)
