@@ -136,8 +136,7 @@ def explained(
     are. Raises ``InputError`` where what is explained is not finite."""
     if not start.scalars.isfinite().all():
         i = int((~start.scalars.isfinite()).int().argmax())
-        value = float(start.scalars[i])
-        fact = f"what is explained is {value} for sample {i}: the model rules it out"
+        fact = f"what is explained is -inf for sample {i}: the model rules it out"
         raise InputError(fact, then=["explain another class, one with a finite value"])
     streams = {
         name: TokenScores(

@@ -93,12 +93,13 @@ def _usual(
     """Those of the inputs that are explained unless the user names some, what then follows, and
     why the others are constants."""
     unusual: dict[str, str] = {}
+    roots: Leaves = {}
     for reason, explained in USUAL.items():
         some = explained(leaves, (found.axes, found.sites))
         if some and len(some) < len(leaves):
             unusual |= {n: reason for n in leaves if n not in some}
-            leaves = some
-            found = _structure(graph, leaves, constants)
+            roots, leaves = roots | leaves, some
+            found = _structure(graph, leaves, constants, roots)
     return leaves, found, unusual
 
 

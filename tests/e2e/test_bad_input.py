@@ -879,3 +879,39 @@ def _explained(queue):
         queue.put(str(relprop.explain(MODEL, sample(), 1)))
     except Exception as error:
         queue.put(str(error))
+
+
+class Policy(nn.Module):
+    """Attention, and a head that rules out actions; or a number of its own beside them."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.value = build(Recipe()), nn.Linear(CLASSES, 1)
+
+    def forward(self, x, ruled_out):
+        logits = self.body(x)
+        return logits.masked_fill(ruled_out, -torch.inf), self.value(logits)
+
+
+RULED_OUT = torch.zeros(len(sample()), CLASSES, dtype=torch.bool)
+RULED_OUT[:, 0] = True
+
+
+@pytest.mark.parametrize("method", ["transformer_attribution", "rollout", "attnlrp"])
+@pytest.mark.parametrize(
+    "target",
+    [relprop.targets.output("[0]")[1], relprop.targets.output("[1]")[0], lambda o: o[0][0, 2]],
+    ids=["class", "value", "function"],
+)
+def test_classes_that_a_model_rules_out_do_not_matter_to_others(method, target):
+    model = randomise(Policy()).double().eval()
+    found = relprop.explain(model, (sample(), RULED_OUT), target, method=method)
+    plain = relprop.explain(model, (sample(), RULED_OUT & False), target, method=method)
+    assert torch.equal(found.scores, plain.scores)
+
+
+@pytest.mark.parametrize("method", ["transformer_attribution", "rollout", "attnlrp"])
+def test_a_class_that_the_model_rules_out_is_no_target(method):
+    model, target = randomise(Policy()).double().eval(), relprop.targets.output("[0]")[0]
+    with pytest.raises(InputError, match="is -inf for sample 0: the model rules it out"):
+        relprop.explain(model, (sample(), RULED_OUT), target, method=method)

@@ -206,3 +206,22 @@ def test_a_pool_of_three_factors_is_attention(way, share):
     model(**inputs)
     assert e["x"].scores.shape == (2, N)
     agree(e["x"].scores, share * model.weights)
+
+
+class OfTimes(nn.Module):
+    """Attention whose queries and keys are made of time stamps alone (mTAND)."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.times = nn.Linear(3, WIDTH), nn.Linear(1, WIDTH)
+        self.q, self.k, self.v, self.head = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x, times):
+        x, t = self.enter(x), self.times(times[..., None]).sin()
+        return self.head((x + (self.q(t) @ self.k(t).mT).softmax(-1) @ self.v(x)).mean(1))
+
+
+def test_a_map_of_another_input_is_attention():
+    inputs = {"x": normal(2, N, 3), "times": normal(2, N)}
+    e = rolled(OfTimes(), inputs, lambda a: a.mean(1))
+    assert list(e.streams) == ["x"] and "times" in e.facts["constant_inputs"]

@@ -247,3 +247,17 @@ def test_tokens_that_are_picked_by_chance_are_the_same_however_memory_is_saved(m
     torch.manual_seed(3)
     with torch.no_grad():
         assert closeness(whole.output, model(x)[:, 1]) <= 1e-12
+
+
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+def test_a_recurrent_layer_without_dropout_draws_nothing(kind):
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(9, 4), nn.Linear(4, 3)
+            self.read = getattr(nn, kind)(4, 4, batch_first=True)
+
+        def forward(self, ids):
+            return self.head(self.read(self.embed(ids))[0].mean(1))
+
+    assert relprop.check(Reader().eval(), torch.arange(6).reshape(2, 3)).draws == ()

@@ -100,3 +100,17 @@ def test_weights_are_read_again():
     with torch.no_grad():
         model.embed.weight.mul_(1.5)
     assert_right(model, SAME)
+
+
+def test_what_export_refused_once_is_not_asked_again(monkeypatch):
+    """Python decides by what weights make of the ids, so that every sample has its own graph."""
+    asked, export = [], torch.export.export
+    monkeypatch.setattr(
+        torch.export, "export", lambda *a, **k: (asked.append(a), export(*a, **k))[1]
+    )
+    model = Routes().eval()
+    found = [relprop.explain(model, ids, 1) for ids in (ONE, SAME, ONE)]
+    assert len(asked) == 1 and found[0].facts["front_end"] == "concrete"
+    assert torch.equal(found[0].scores, found[2].scores)
+    relprop.explain(model, ONE[:, :4], 1)
+    assert len(asked) == 2  # of another length it is asked
