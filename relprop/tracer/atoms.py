@@ -9,6 +9,7 @@ patches they come from are known to be tokens, too.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Literal
@@ -100,13 +101,23 @@ def length(axis: Axis) -> int:
     return math.prod(atom.size for atom in axis)
 
 
-def relate(one: Axis, other: Axis) -> None:
-    """Axes that lie one over the other are of one group, atom by atom where they are split alike,
-    else all where one is whole (positions and copies of each over as many positions); unless one is
-    known to be features and the other is not known: relative positions (a projection's output cut
-    to one number per key) say nothing of the keys they are added to."""
-    alike = [a.size for a in one] == [b.size for b in other]
-    pairs = zip(one, other, strict=True) if alike else product(one, other)
-    for a, b in pairs if alike or 1 in (len(one), len(other)) else ():
+def relate(pairs: Iterable[tuple[Axis, Axis]]) -> None:
+    """Axes that lie one over the other, each axis of a tensor over that of another, are of one
+    group where they are split alike, unless one is known to be features and the other is not known:
+    relative positions (a projection's output cut to one number per key) say nothing of the keys
+    they are added to. So are copies of the positions of a grid, along both its axes, laid over a
+    finer one; along one axis they may be a token's, one for each of its experts."""
+    copied = []
+    for one, other in pairs:
+        if [a.size for a in one] == [b.size for b in other]:
+            _join(zip(one, other, strict=True))
+        elif 1 in (len(one), len(other)) and any(atom.repeated for atom in one + other):
+            copied.append((one, other))
+    for one, other in copied if len(copied) > 1 else ():
+        _join(product(one, other))
+
+
+def _join(pairs: Iterable[tuple[Atom, Atom]]) -> None:
+    for a, b in pairs:
         if {a.kind, b.kind} != {"unknown", "feature"}:
             a.group.join(b.group)

@@ -78,9 +78,10 @@ def _step(node: fx.Node, known: Known, labels: Labels) -> Axes | None:
 
 
 def _broadcast(node: fx.Node, known: Known) -> Axes:
-    """Elementwise: each output axis is made of what the operands that span it are made of, of
-    features only if all are; they are of one group."""
+    """Elementwise: each output axis is made of what the operands that span it are made of; they are
+    of one group."""
     result: list[Axis] = []
+    over: list[tuple[Axis, Axis]] = []
     shape = shape_of(node)
     for i, size in enumerate(shape, -len(shape)):
         spanning = [
@@ -88,10 +89,9 @@ def _broadcast(node: fx.Node, known: Known) -> Axes:
             for operand in tensor_inputs(node)
             if operand in known and len(known[operand]) >= -i and shape_of(operand)[i] == size
         ]
-        for other in spanning[1:]:
-            relate(spanning[0], other)
-        first = next((s for s in spanning if any(a.kind != "feature" for a in s)), None)
-        result.append(first or (spanning[0] if spanning else fresh(size, like=())))
+        over += [(spanning[0], other) for other in spanning[1:]]
+        result.append(spanning[0] if spanning else fresh(size, like=()))
+    relate(over)
     return tuple(result)
 
 
@@ -155,9 +155,8 @@ def _joined(node: fx.Node, known: Known) -> Axes:
     first, *others = [known[p] for p in parts if p in known]
     dim = argument(node, "dim") % len(first)
     for other in others:
-        for i, (a, b) in enumerate(zip(first, other, strict=True)):
-            if i != dim:
-                relate(a, b)
+        both = enumerate(zip(first, other, strict=True))
+        relate([pair for i, pair in both if i != dim])
     new = _new_axis(parts, dim, shape_of(node)[dim], known)
     return tuple(new if i == dim else axis for i, axis in enumerate(first))
 

@@ -250,40 +250,52 @@ def test_heads_however_they_are_cut_are_one_row(beside):
 # -- what a report says where it is wrong
 
 
-class Halving(nn.Module):
-    """The largest of every two tokens, feature by feature."""
+class Meeting(nn.Module):
+    """Where what a wide token became meets the tokens that it was made of."""
 
-    def forward(self, x):
-        return F.max_pool1d(x.mT, 2)
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def forward(self, made, tokens):
+        return self.how(made, tokens)
 
 
-class Finer(nn.Module):
-    """Attention, then the largest of every two tokens, laid over both again: the copies are taken
-    for features."""
+class WideToken(nn.Module):
+    """A learned class token two tokens wide that one layer reads whole, and a head that reads the
+    mean of both: the layer's result is taken for features (JumboViT)."""
 
-    def __init__(self, copied):
+    def __init__(self, how, after):
         super().__init__()
         self.enter, self.attention = nn.Linear(3, structures.WIDTH), structures.Attention()
-        self.halving, self.copied, self.head = Halving(), copied, nn.Linear(structures.WIDTH, 3)
+        self.learned = nn.Parameter(torch.randn(1, 2 * structures.WIDTH))
+        self.wide, self.head = (
+            nn.Linear(2 * structures.WIDTH, 2 * structures.WIDTH),
+            nn.Linear(structures.WIDTH, 3),
+        )
+        self.meeting, self.after = Meeting(how), after
 
     def forward(self, x):
-        x = self.enter(x)
-        return self.head(self.copied(self.halving(x + self.attention(x))).mean(-1))
+        learned = self.learned.unflatten(1, (2, structures.WIDTH)).expand(len(x), -1, -1)
+        x = torch.cat([learned, self.enter(x)], 1)
+        first = (x + self.attention(x))[:, :2]
+        made = self.wide(first.flatten(1)).unflatten(1, (2, structures.WIDTH))
+        return self.head(self.after(self.meeting(made, first)).mT.mean(-1))
 
 
 @pytest.mark.parametrize("memory", [None, 0])
 @pytest.mark.parametrize(
-    "copied",
+    ("how", "op"),
     [
-        lambda x: F.interpolate(x, scale_factor=2).tanh(),
-        lambda x: x.repeat_interleave(2, -1).sigmoid(),
-        lambda x: F.interpolate(x, scale_factor=2, mode="nearest-exact").exp(),
+        (lambda made, tokens: made + tokens, "aten.add.Tensor"),
+        (lambda made, tokens: made.sigmoid() * tokens, "aten.mul.Tensor"),
+        (torch.maximum, "aten.maximum.default"),
     ],
-    ids=["nearest", "repeated", "nearest exactly"],
 )
-def test_an_identity_of_more_than_1_is_said(copied, memory):
-    model = Finer(copied).eval()
+@pytest.mark.parametrize("after", [nn.Identity(), nn.LayerNorm(structures.WIDTH), nn.Tanh()])
+def test_an_identity_of_more_than_1_is_said(how, op, after, memory):
+    model = WideToken(how, after).eval()
     with pytest.warns(relprop.errors.RollUpWarning, match="sums to 2, at most 1") as said:
-        relprop.explain(model, torch.randn(2, 8, 3), 1, method="rollout", memory=memory)
+        relprop.explain(model, torch.randn(2, 5, 3), 1, method="rollout", memory=memory)
     (text,) = (str(w.message) for w in said if w.category is relprop.errors.RollUpWarning)
-    assert "taken for features, first by aten.max_pool1d.default\n  at    halving " in text
+    assert f"taken for features, first by {op}\n  at    meeting " in text

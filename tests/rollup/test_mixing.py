@@ -600,35 +600,6 @@ def test_tokens_side_by_side_with_other_features_count_once(name):
     compare(e, lambda a, b: (ONE + b) @ (ONE + a), by_hand)
 
 
-class WideToken(nn.Module):
-    """Two tokens are one vector to an MLP beside a skip, the others go through one of their own
-    (JumboViT's class token, which alone is read)."""
-
-    def __init__(self, skip_first, last=False):
-        super().__init__()
-        self.last = last
-        self.mlp = nn.Sequential(nn.Linear(2 * WIDTH, 8), nn.GELU(), nn.Linear(8, 2 * WIDTH))
-        self.others, self.skip_first = Mlp(), skip_first
-
-    def wide(self, x):
-        few = x[:, :2]
-        made = self.mlp(few.flatten(1)).view_as(few)
-        return few + made if self.skip_first else made + few
-
-    def forward(self, x):
-        if self.last:
-            return self.wide(x).mean(1)
-        return torch.cat([self.wide(x), x[:, 2:] + self.others(x[:, 2:])], 1)
-
-
-@pytest.mark.parametrize("skip_first", [True, False])
-def test_a_token_several_tokens_wide_keeps_its_skip(skip_first):
-    parts = [Layer(), WideToken(skip_first), Layer()]
-    e = explained(Sequence(*parts, pool=WideToken(skip_first, last=True)), tokens())
-    read = torch.tensor([0.5, 0.5] + [0] * (N - 2)).double()
-    compare(e, lambda a, b: (ONE + b) @ (ONE + a), read)
-
-
 BLOCKS = {
     "layer": Layer,
     "mixer": Mixer,

@@ -4,6 +4,8 @@ fails its test, which says to remove the line."""
 #: The reason; the models; the checks that fail; and, where they do not fail by an assertion of
 #: their own, what the error says.
 KNOWN = [
+    ("a learned class token that is several tokens wide: its axis is taken for features",
+     "vit.jumbo", "identity"),
     ("one minus a gate is read from before the gate's sigmoid, past the value that is set",
      "graph", "settings"),
     ("how many tokens stay depends on the values, and the graph has as many as at first",
