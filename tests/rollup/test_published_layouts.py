@@ -254,9 +254,3 @@ def test_exponentials_times_whole_numbers_are_a_softmax(rest, mask):
     e = relprop.explain(model, inputs, 1, method="rollout")
     model(**inputs)
     assert float((e.scores - model.weights).abs().max()) <= max(1e-9, rest)
-
-
-def test_a_row_that_is_masked_whole_is_none():
-    inputs = {"x": normal(2, N, 3), "mask": torch.tensor([[1] * N, [0] * N])}
-    e = relprop.explain(Counted(1e-13).double().eval(), inputs, 1, method="rollout")
-    assert e.scores[0].all() and not e.scores[1].any()
