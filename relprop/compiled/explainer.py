@@ -24,7 +24,7 @@ from relprop.explanation import Block, Explanation
 from relprop.explanation.tokens import MAPS
 from relprop.layout import Layout
 from relprop.numerics import is_finite
-from relprop.runner.answer import Made, check_numbers, explained
+from relprop.runner.answer import Made, check_numbers, explained, refuse_infinite_start
 from relprop.runner.ask import AT_ZERO
 from relprop.runner.describe import Names, described_by, named
 from relprop.runner.needs import ONE_GRADIENT
@@ -146,7 +146,7 @@ class Explainer:
                 ``relprop.compile`` was given.
 
         Raises:
-            InputError: for inputs of another shape, and for outputs that are not finite.
+            InputError: for inputs of another shape, and for outputs that are NaN or ∞.
             TargetError: for what is no element of the compiled output.
         """
         knows, manual = self._knows, self._manual
@@ -214,10 +214,11 @@ class Explainer:
         numbers = numbers_of(outputs, manual)
         if manual.made.facts.get("relevance") == ONE_GRADIENT:
             _refuse_undefined(numbers)
-        check_numbers(numbers, lambda: None, over_attention=manual.over_attention)
         chosen = outputs["index"].tolist()
         label = manual.head.labels(target, chosen)
         start = Start(label, outputs["output"], (), {})
+        refuse_infinite_start(start)
+        check_numbers(numbers, lambda: None, over_attention=manual.over_attention)
         names, logits = Names(), outputs[f"model.{manual.head.name}"]
         if manual.head.is_class_output:
             probable = outputs.get("probabilities")

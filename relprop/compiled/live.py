@@ -123,7 +123,7 @@ class Live:
         self.built = structure(self.model)
 
     def refuse_outputs(self, outputs: Mapping[str, Tensor]) -> None:
-        """Raise ``InputError`` for outputs that are not finite."""
+        """Raise ``InputError`` for outputs that are NaN or ∞."""
         values = {n: outputs[f"model.{name}"] for name, n in explainable(self.needs).items()}
         refuse_nonfinite(self.needs.session, values)
 

@@ -20,7 +20,7 @@ from relprop.errors import (
     warn,
 )
 from relprop.explanation import Explanation
-from relprop.numerics import is_finite
+from relprop.numerics import is_below_infinity
 from relprop.targets.start import Target
 from relprop.tracer.binding import Inputs
 
@@ -138,10 +138,10 @@ class Recalled:
         """Nothing: there is no model to compare with."""
 
     def refuse_outputs(self, outputs: Mapping[str, Tensor]) -> None:
-        """Raise ``InputError`` for outputs that are not finite."""
+        """Raise ``InputError`` for outputs that are NaN or ∞."""
         for name, value in outputs.items():
-            if name.startswith("model.") and not is_finite(value):
+            if name.startswith("model.") and not is_below_infinity(value):
                 raise InputError(
-                    f"the model's output {name.removeprefix('model.')!r} holds NaN or infinite "
-                    "values"
+                    f"the model's output {name.removeprefix('model.')!r} holds NaN or "
+                    "infinite values"
                 )

@@ -146,7 +146,7 @@ class Merges:
         """1/k of the k terms that are there, place by place where some are not everywhere."""
         if term not in terms:
             return 0.0
-        alike = [t for t in terms if self._places(t) == self._places(term)]
+        alike = [t for t in terms if self._token_shape(t) == self._token_shape(term)]
         if len(terms) < 2 or len(alike) < 2:
             return 1 / len(terms)
         there = [self.present.at(t, bit) for t in alike]
@@ -200,7 +200,7 @@ class Merges:
             term = self.flow.inputs[term][0]
         return True
 
-    def _places(self, node: fx.Node) -> list[int]:
+    def _token_shape(self, node: fx.Node) -> list[int]:
         """A tensor's shape, with 1 for what holds no tokens."""
         axes = self.axes.get(node, ())
         return [n if token_count(a) > 1 else 1 for n, a in zip(val(node).shape, axes, strict=False)]

@@ -67,7 +67,7 @@ def _note(program: Program, flow: Flow, node: fx.Node) -> FieldNote:
     if what is Kind.CONVOLUTION:
         return _convolution(node, source_axes)
     if what is Kind.MATMUL:
-        return _product(node, program)
+        return _product(node, program, flow)
     picks = what in ROUTED or is_call(node, aten.scatter_reduce)
     routed = picks and len(flow.inputs[node]) == 1 and bool(source_axes)
     return FieldNote(
@@ -132,11 +132,11 @@ def _convolution(node: fx.Node, source_axes: Axes) -> ConvolutionNote:
     )
 
 
-def _product(node: fx.Node, program: Program) -> ProductNote:
+def _product(node: fx.Node, program: Program, flow: Flow) -> ProductNote:
     """What a matrix product sums over, which of its rows and columns are tokens, and which operand
     only says how tokens are mixed."""
     left, right = operand(node, 0), operand(node, 1)
-    a, b = program.axes.get(left), program.axes.get(right)
+    a, b = (program.axes.get(n) if n in flow.members else None for n in (left, right))
     summed = [axes[i] for axes, i in ((a, -1), (b, -2 if val(right).dim() > 1 else -1)) if axes]
     rows, columns = (
         axes is not None and len(axes) > 1 and is_token(axes[i]) for axes, i in ((a, -2), (b, -1))

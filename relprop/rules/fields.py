@@ -149,7 +149,8 @@ def projected(field: Field, call: Call) -> Fields:
     if len(each) > 1:
         sizes = (length for length, _ in note.folded)
         each = [e.expand(*e.shape[:-1], n) for e, n in zip(each, sizes, strict=True)]
-    return (spread(torch.cat(each, -1), present), *(None for _ in call.operands[1:]))
+    numbers = each[0] if len(each) == 1 else torch.cat(each, -1)
+    return (spread(numbers, present), *(None for _ in call.operands[1:]))
 
 
 def _each(numbers: Tensor, count: int, there: Tensor | None, along: tuple[int, ...]) -> Tensor:

@@ -116,7 +116,7 @@ def mixed(field: Field, call: Call) -> Fields:
     if note.there is None:
         shared = _shared(finer_along(field, -1, weights.shape[-2]), weights, ())
     else:
-        left = weights * note.there.to(weights).unsqueeze(-2)
+        left = weights.unsqueeze(-3) * note.there.to(weights).unsqueeze(-2)
         shared = _shared(finer(field, note.shape).unsqueeze(-2), left, ()).squeeze(-2)
     return (shared, *(None for _ in call.operands[1:]))
 

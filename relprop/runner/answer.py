@@ -52,6 +52,7 @@ def answer(
 ) -> Explanation:
     """What the question's method says of a target. ``gradients``: ∂y_t/∂ at the run's watched
     nodes."""
+    refuse_infinite_start(start, run.part.first)
     at_inputs = InputStudy(needs, run, target, start, gradients)
     at_inputs.tell_padding()
     average = needs.question.average
@@ -73,6 +74,16 @@ def answer(
     made = made._replace(facts=facts | {name: v for name, v in options.items() if v is not None})
     found = explained(numbers, described, start, names, made)
     return _with_start(found, needs, run, start) if needs.walks else found
+
+
+def refuse_infinite_start(start: Start, first: int = 0) -> None:
+    """Raises ``InputError`` where what is explained of a sample, counted from ``first`` on, is not
+    finite: a class that the model rules out."""
+    bad = ~start.scalars.detach().isfinite()
+    if bool(bad.any()):
+        i = first + int(bad.int().argmax())
+        fact = f"what is explained is not finite for sample {i}: the model may rule that class out"
+        raise InputError(fact, then=["explain another class, one with a finite value"])
 
 
 def _with_start(found: Explanation, needs: Needs, run: Run, start: Start) -> Explanation:
@@ -133,11 +144,7 @@ def explained(
     numbers: Numbers, described: Described, start: Start, names: Names, made: Made
 ) -> Explanation:
     """The numbers beside what the tokens are; which of them are content is said where the scores
-    are. Raises ``InputError`` where what is explained is not finite."""
-    if not start.scalars.isfinite().all():
-        i = int((~start.scalars.isfinite()).int().argmax())
-        fact = f"what is explained is -inf for sample {i}: the model rules it out"
-        raise InputError(fact, then=["explain another class, one with a finite value"])
+    are."""
     streams = {
         name: TokenScores(
             name,

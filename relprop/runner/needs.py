@@ -62,10 +62,10 @@ def indices_of(
     places these are in any sample."""
     read = places_read(targets, session.context(inputs, {}, processor))
     own = [n for n in read if n in session.program.output_nodes]
-    return {n: _cut(n, read[n]) for n in own if own_readout(n) is not None}
+    return {n: _index(n, read[n]) for n in own if own_readout(n) is not None}
 
 
-def _cut(output: fx.Node, places: Sequence[tuple[int, ...]]) -> Index:
+def _index(output: fx.Node, places: Sequence[tuple[int, ...]]) -> Index:
     """What is made of an output: all of its last axis at some places of those before, one at
     least."""
     sizes, first = shape(output), int(has_batch_axis(output))

@@ -75,7 +75,7 @@ def is_token(axis: Axis) -> bool:
 def token_count(axis: Axis) -> int:
     """How many token positions are folded into the axis."""
     if joined := parts_of(axis):
-        return sum(map(token_count, joined))
+        return max(1, sum(n for n in map(token_count, joined) if n > 1))
     return math.prod(atom.size for atom in axis if atom.kind == "token")
 
 

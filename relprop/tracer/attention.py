@@ -124,8 +124,8 @@ class _Below:
         if of_values and all(_is_no_token(atom) for atom in of_values):
             if all(atom.kind == "feature" for atom in of_values):
                 return "its keys are channels, not tokens"
-            copies = any(atom.repeated or atom.kind == "token" for atom in of_map)
-            if not copies or _are_features(queries):  # of residual streams (hyper-connections)
+            of_many = any(atom.repeated or atom.kind == "token" for atom in of_map)
+            if not of_many or _are_features(queries):  # of residual streams (hyper-connections)
                 return "its keys are copies of one token"
         if _are_features(of_map) and _chooses(self.softmax):
             return "its keys are what is picked of channels, not tokens"

@@ -81,7 +81,7 @@ def _broadcast(node: fx.Node, known: Known) -> Axes:
     """Elementwise: each output axis is made of what the operands that span it are made of; they are
     of one group."""
     result: list[Axis] = []
-    over: list[tuple[Axis, Axis]] = []
+    over: dict[int, list[tuple[Axis, Axis]]] = {}
     shape = shape_of(node)
     for i, size in enumerate(shape, -len(shape)):
         spanning = [
@@ -89,9 +89,11 @@ def _broadcast(node: fx.Node, known: Known) -> Axes:
             for operand in tensor_inputs(node)
             if operand in known and len(known[operand]) >= -i and shape_of(operand)[i] == size
         ]
-        over += [(spanning[0], other) for other in spanning[1:]]
+        for k, other in enumerate(spanning[1:]):
+            over.setdefault(k, []).append((spanning[0], other))
         result.append(spanning[0] if spanning else fresh(size, like=()))
-    relate(over)
+    for pairs in over.values():
+        relate(pairs)
     return tuple(result)
 
 
@@ -166,7 +168,8 @@ def _new_axis(parts: list[fx.Node], dim: int, size: int, known: Known) -> Axis:
     if not _are_stacked(parts, dim):
         of_parts = tuple(known[p][dim] if p in known else fresh(shape_of(p)[dim]) for p in parts)
         if dim == len(shape_of(parts[0])) - 1 and any(map(_folds, of_parts)):
-            return (Atom(size, Group("feature"), joined=of_parts),)
+            flat = tuple(one for part in of_parts for one in parts_of(part) or (part,))
+            return (Atom(size, Group("feature"), joined=flat),)
         atoms = tuple(atom for p in parts if p in known for atom in known[p][dim])
         several = len({p for p in parts if p in known}) > 1
         cut = tuple(atom for p in parts if not atoms for atom in _cut_from(p, dim, known))
@@ -176,8 +179,8 @@ def _new_axis(parts: list[fx.Node], dim: int, size: int, known: Known) -> Axis:
 
 
 def _folds(axis: Axis) -> bool:
-    """Whether other positions are folded with features, or were in a part of it (TabTransformer:
-    all columns' tokens, and numbers)."""
+    """Whether other positions are folded with features in an axis, or in a piece of it (all
+    columns' tokens beside numbers: TabTransformer)."""
     return bool(parts_of(axis)) or {"feature"} < {atom.kind for atom in axis}
 
 

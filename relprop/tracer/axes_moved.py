@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.operations import Kind, argument, integers, is_call, kind, listed, operand
-from relprop.tracer.atoms import Atom, Axes, Axis, fresh
+from relprop.tracer.atoms import Atom, Axes, Axis, fresh, length, parts_of
 from relprop.tracer.editing import aten, shape_of, tensor_inputs
 from relprop.tracer.labels import Labels, along
 
@@ -128,7 +128,7 @@ def _made_of(o: int, size: int, atoms: tuple[Atom, ...], labels: list[Tensor]) -
 
 def _turns(o: int, size: int, atoms: tuple[Atom, ...], labels: list[Tensor]) -> list[_Turn]:
     """The atoms that change along one line of the output: the middle one of axis ``o``, or the
-    first with less padding (whose labels are 0)."""
+    first with the least padding (whose labels are 0)."""
     lines = [p.movedim(o, -1).reshape(-1, size) for p in labels]
     if not lines:
         return []
@@ -164,10 +164,22 @@ def _same_rank(node: fx.Node, axes: Axes) -> Axes:
         chosen = [dim]  # along all others, a position is what it was
     touched = {d % len(axes) for d in chosen}
     before = shape_of(operand(node))
+    if what is Kind.SLICE and (piece := _piece(node, axes)) is not None:
+        dim = argument(node, "dim") % len(axes)
+        return (*axes[:dim], piece, *axes[dim + 1 :])
     return tuple(
         axis if size == was and i not in touched else fresh(size, like=axis)
         for i, (axis, size, was) in enumerate(zip(axes, shape, before, strict=True))
     )
+
+
+def _piece(node: fx.Node, axes: Axes) -> Axis | None:
+    """The piece of a joined axis that a slice cuts out, if it is one."""
+    begin, (start, end) = 0, (argument(node, "start"), argument(node, "end"))
+    for piece in parts_of(axes[argument(node, "dim")]) if argument(node, "step") == 1 else ():
+        if (start, end) == (begin, begin := begin + length(piece)):
+            return piece
+    return None
 
 
 #: Moves that say themselves where each axis goes.

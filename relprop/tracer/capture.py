@@ -11,17 +11,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
 
 import torch
 from torch import Tensor, fx, nn
-from torch._guards import TracingContext, tracing
+from torch._guards import _TLS, TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from relprop.errors import CaptureError, MemoryWarning, first_line, message, warn
 from relprop.operations import Kind, is_inplace, kind
@@ -238,8 +240,15 @@ def _concrete(flat: Flat, inputs: Inputs, take_back: Callable[[], None]) -> _Rec
 
     call._orig_mod = flat  # type: ignore[attr-defined]  # gives every node its module path
     # the shape of each value is noted in a mode, which PyTorch would else make anew for each
-    noting = tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True)))
-    with _tracing(flat), torch.random.fork_rng([]), Noticed(), noting:
+    mode = FakeTensorMode(allow_fallback_kernels=True, shape_env=ShapeEnv())
+    with (
+        undone() as steps,
+        _tracing(flat),
+        torch.random.fork_rng([]),
+        Noticed(),
+        tracing(TracingContext(mode)),
+    ):
+        steps.append(partial(setattr, _TLS, "tracing_context", None))
         module = make_fx(
             call,
             tracing_mode="real",

@@ -128,7 +128,9 @@ def trace_program(
             program = tracing.read(stored)
         if program is None:
             raw, program = tracing.traced(stored)
-            if len(known.refused) < _MOST and raw.refused:
+            if raw.refused:
+                if len(known.refused) >= _MOST:
+                    known.refused.pop(next(iter(known.refused)))
                 known.refused[sample.signature, made] = raw.refused
             if not program.input_specialised:
                 alike = next((p for p in others if has_same_calls(p, program)), None)

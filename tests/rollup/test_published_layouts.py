@@ -254,3 +254,59 @@ def test_exponentials_times_whole_numbers_are_a_softmax(rest, mask):
     e = relprop.explain(model, inputs, 1, method="rollout")
     model(**inputs)
     assert float((e.scores - model.weights).abs().max()) <= max(1e-9, rest)
+
+
+def test_products_of_other_kinds_are_left_alone():
+    """A joined factor, and a product that is read twice."""
+
+    class Twice(Pooled):
+        def forward(self, x, mask):
+            a, e = self.key(x).softmax(1), self.enter(x)
+            p = a * e * mask[..., None]
+            q = (torch.cat([e, e], -1) * mask[..., None] * 0.5).sum(1)
+            return self.head(p.amax(1) + p.sum(1)) + q[:, :2]
+
+    inputs = {"x": normal(2, N, 3), "mask": torch.ones(2, N).double()}
+    model = Twice(None).double().eval()
+    e = relprop.explain(model, inputs, 1, method="attnlrp", explain_inputs=["x"])
+    assert e["x"].scores.shape == (2, N)
+
+
+def test_padding_is_none_of_each_heads_mixing_matrix():
+    """Tokens mixed by a matrix of each head's own."""
+
+    class Mixing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter, self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+            self.mix, self.head = nn.Parameter(torch.randn(2, 3, N + 1)), nn.Linear(WIDTH, 3)
+
+        def forward(self, x):
+            x = self.enter(x)
+            x = x + (self.q(x) @ self.k(x).mT).softmax(-1) @ self.v(x)
+            heads = F.pad(x, (0, 0, 0, 1)).unflatten(-1, (2, -1))
+            return self.head(torch.einsum("hok,bkhd->bohd", self.mix, heads).flatten(2)[:, 0])
+
+    model, one = Mixing(), torch.eye(N).double()
+    shares = model.mix.detach().double().abs()[:, 0, :N]
+    shares = (shares / shares.sum(-1, keepdim=True)).mean(0)
+    e = rolled(model, normal(2, N, WIDTH), lambda a: shares @ a)
+    agree(e.identity, (shares @ one).expand(2, N))
+
+
+def test_a_piece_of_what_was_joined_is_tokens_again():
+    """A state that holds flattened tokens and other numbers, cut apart again."""
+
+    class Packed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter, self.head = nn.Linear(3, WIDTH), nn.Linear(WIDTH, 3)
+            self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+        def forward(self, x):
+            x = self.enter(x)
+            packed = torch.cat([x.flatten(1), x.new_ones(len(x), 2)], 1).tanh()
+            x = packed[:, : N * WIDTH].view(len(x), N, WIDTH)
+            return self.head((self.q(x) @ self.k(x).mT).softmax(-1) @ self.v(x)).mean(1)
+
+    rolled(Packed(), normal(2, N, 3), lambda a: a.mean(1))

@@ -44,20 +44,21 @@ def _pair_factors(graph: fx.Graph) -> None:
     """Of what is summed, what weighs it and what is weighed become two factors: a softmax times
     values times a mask, a number or a gate (SeFT, attention pooling with padding), in any order."""
     for node in list(graph.nodes):
-        if kind(node) is not Kind.TOTAL or not is_product(operand(node)):
+        product = operand(node) if kind(node) is Kind.TOTAL else None
+        if not is_product(product) or not is_live(product) or len(product.users) > 1:
             continue
-        factors, scale = factors_of(operand(node))
+        factors, scale = factors_of(product)
         if len(factors) + (scale != 1) < 3 or any(power < 0 for power, _ in factors):
             continue
         groups: dict[tuple[bool, ...], Factors] = {}
         for factor in factors:
-            groups.setdefault(_spread(factor[1], operand(node)), []).append(factor)
+            groups.setdefault(_spread(factor[1], product), []).append(factor)
         weights = [spread for spread, g in groups.items() if any(_is_softmax(n) for _, n in g)]
         if len(groups) == 2 and len(weights) == 1 and any(weights[0]):
-            weight = multiplied(node, groups.pop(weights[0]), scale)
+            weight = multiplied(product, groups.pop(weights[0]), scale)
             (values,) = groups.values()
-            both = [(1, weight), (1, multiplied(node, values, 1.0))]
-            swap(operand(node), multiplied(node, both, 1.0))
+            both = [(1, weight), (1, multiplied(product, values, 1.0))]
+            swap(product, multiplied(product, both, 1.0))
 
 
 def _spread(factor: fx.Node, product: fx.Node) -> tuple[bool, ...]:
@@ -70,7 +71,7 @@ def _spread(factor: fx.Node, product: fx.Node) -> tuple[bool, ...]:
 
 
 def _is_softmax(node: fx.Node) -> bool:
-    while kind(node) in MOVES or kind(node) is Kind.CAST:
+    while kind(node) in MOVES - {Kind.JOIN} or kind(node) is Kind.CAST:
         node = operand(node)
     return kind(node) is Kind.SOFTMAX
 
