@@ -16,6 +16,7 @@ from relprop.methods.received import are_own_keys, order_of_keys
 from relprop.numerics import safe_divide
 from relprop.runner.attention_study import AttentionStudy
 from relprop.runner.values import LayerValues, SiteValues
+from relprop.tracer.atoms import length
 
 
 def attention_norm(at: AttentionStudy, *, variant: str = "2020") -> Mapping[fx.Node, Tensor]:
@@ -77,7 +78,9 @@ def _queries_are_tokens(at: AttentionStudy, values: SiteValues, layer: LayerValu
     groups = [{atom.group.root() for atom in axis} for axis in (*tokens, query)]
     heads = at.head_axes(values)
     windows = [i for i in range(1, maps.dim() - 2) if maps.shape[i] > 1 and i not in heads]
-    return len(tokens) == 1 and groups[0] == groups[1] and not windows
+    if len(tokens) != 1 or length(tokens[0]) != length(query):
+        return False  # landmarks, of several tokens each
+    return groups[0] == groups[1] and not windows
 
 
 def _distances(at: AttentionStudy, values: SiteValues, layer: LayerValues) -> Tensor:

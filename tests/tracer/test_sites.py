@@ -375,3 +375,18 @@ def test_a_gate_is_no_attention_whichever_factor_it_is():
         for f in (lambda y, g: y * g, lambda y, g: g * y)
     )
     assert [n.target for n in first.nodes if n.args] == [n.target for n in last.nodes if n.args]
+
+
+def test_methods_that_need_a_tokens_own_query_refuse_landmarks():
+    """Queries that are means of several tokens (Nyströmformer)."""
+
+    def body(m, x):
+        q, k, v = m.split(x[:, :4])
+        few = q.unflatten(2, (2, 2)).mean(3)
+        seen = (few @ k.mT).softmax(-1) @ v
+        return m.head(x[:, :4] + ((q @ few.mT).softmax(-1) @ seen).transpose(1, 2).flatten(2))
+
+    x = torch.randn(2, 4, WIDTH)
+    assert len(program(body, x).sites) == 2
+    with pytest.raises(relprop.errors.OptionError, match="are not the tokens of its layer's"):
+        relprop.explain(Model(body).eval(), x, (1, 2), method="value_zeroing")
