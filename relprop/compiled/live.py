@@ -23,7 +23,7 @@ from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions
 from relprop.runner.needs import Needs
 from relprop.runner.opposites import sided
-from relprop.runner.run import Part, refuse_nonfinite
+from relprop.runner.run import Part, refuse_infinite_outputs
 from relprop.targets.start import Target
 from relprop.tracer.binding import Inputs
 from relprop.tracer.structure import structure
@@ -125,7 +125,7 @@ class Live:
     def refuse_outputs(self, outputs: Mapping[str, Tensor]) -> None:
         """Raise ``InputError`` for outputs that are NaN or ∞."""
         values = {n: outputs[f"model.{name}"] for name, n in explainable(self.needs).items()}
-        refuse_nonfinite(self.needs.session, values)
+        refuse_infinite_outputs(self.needs.session, values)
 
 
 def _difference(flat: Explanation, own: Explanation) -> str:

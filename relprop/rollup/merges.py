@@ -146,7 +146,8 @@ class Merges:
         """1/k of the k terms that are there, place by place where some are not everywhere."""
         if term not in terms:
             return 0.0
-        alike = [t for t in terms if self._token_shape(t) == self._token_shape(term)]
+        shape = self._token_shape(term)
+        alike = [t for t in terms if self._token_shape(t) == shape]
         if len(terms) < 2 or len(alike) < 2:
             return 1 / len(terms)
         there = [self.present.at(t, bit) for t in alike]

@@ -43,10 +43,11 @@ def positions(program: Program, leaf: fx.Node) -> tuple[int, ...]:
 def _positions(program: Program, leaf: fx.Node) -> tuple[int, ...]:
     axes, rank = program.axes[leaf], val(leaf).dim()
     tokens = {i for i, axis in enumerate(axes) if is_token(axis)}
-    over, channels = _slid_over(program, leaf) or (set(), tokens)
+    slid = _slid_over(program, leaf)
     if leaf.op != "placeholder":
         found = set(range(rank - 1))
-    elif not tokens & channels and (over or channels):
+    elif slid is not None and not tokens & slid[1]:  # its channels are no tokens to an attention
+        over, channels = slid
         found = (_conventional(rank) | over) - channels
     else:
         found = tokens or _conventional(rank)

@@ -205,7 +205,7 @@ def run(needs: Sequence[Needs], part: Part) -> Run:
     same forms, keeping what the passes for their targets read and nothing else. Raises
     ``InputError`` for outputs that are not finite."""
     done = forward_pass(needs, part)
-    refuse_nonfinite(needs[0].session, done.outputs(needs[0].program))
+    refuse_infinite_outputs(needs[0].session, done.outputs(needs[0].program))
     return done
 
 
@@ -252,7 +252,7 @@ def _summed(seed: Seed, elements: Tensor, numbers: Tensor | None = None) -> Tens
     return (elements * (seed if numbers is None else numbers)).flatten(1).sum(1)
 
 
-def refuse_nonfinite(session: Session, outputs: Mapping[fx.Node, Made]) -> None:
+def refuse_infinite_outputs(session: Session, outputs: Mapping[fx.Node, Made]) -> None:
     """Raises ``InputError`` where an explainable output is NaN or ∞, and says whether a parameter
     is; −∞ is how a model rules out a class (a policy's actions, a pointer's places)."""
     for name, node in zip(session.program.outputs.names, session.program.output_nodes, strict=True):

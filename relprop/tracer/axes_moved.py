@@ -175,10 +175,12 @@ def _same_rank(node: fx.Node, axes: Axes) -> Axes:
 
 def _piece(node: fx.Node, axes: Axes) -> Axis | None:
     """The piece of a joined axis that a slice cuts out, if it is one."""
-    begin, (start, end) = 0, (argument(node, "start"), argument(node, "end"))
-    for piece in parts_of(axes[argument(node, "dim")]) if argument(node, "step") == 1 else ():
-        if (start, end) == (begin, begin := begin + length(piece)):
+    dim, *cut = (argument(node, name) for name in ("dim", "start", "end", "step"))
+    begin = 0
+    for piece in parts_of(axes[dim]):
+        if cut == [begin, begin + length(piece), 1]:
             return piece
+        begin += length(piece)
     return None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
@@ -96,8 +96,8 @@ class _Recorded:
         drawn = fix_draws(graph, constants, draws)
         chosen = choices(graph, constants) if decisions else ()
         known = decisions, drawn, chosen, guards
-        made = Capture(graph, constants, outputs, self.front_end, *known)
-        return replace(made, eager=eager, refused=refused)
+        given = graph, constants, outputs, self.front_end
+        return Capture(*given, *known, eager=eager, refused=refused)
 
 
 def capture(model: nn.Module, inputs: Inputs, refused: str = "") -> Capture:
@@ -241,6 +241,7 @@ def _concrete(flat: Flat, inputs: Inputs, take_back: Callable[[], None]) -> _Rec
     call._orig_mod = flat  # type: ignore[attr-defined]  # gives every node its module path
     # the shape of each value is noted in a mode, which PyTorch would else make anew for each
     mode = FakeTensorMode(allow_fallback_kernels=True, shape_env=ShapeEnv())
+    before = TracingContext.try_get()
     with (
         undone() as steps,
         _tracing(flat),
@@ -248,7 +249,7 @@ def _concrete(flat: Flat, inputs: Inputs, take_back: Callable[[], None]) -> _Rec
         Noticed(),
         tracing(TracingContext(mode)),
     ):
-        steps.append(partial(setattr, _TLS, "tracing_context", None))
+        steps.append(partial(setattr, _TLS, "tracing_context", before))
         module = make_fx(
             call,
             tracing_mode="real",

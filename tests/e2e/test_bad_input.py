@@ -915,3 +915,11 @@ def test_a_class_that_the_model_rules_out_is_no_target(method):
     model, target = randomise(Policy()).double().eval(), relprop.targets.output("[0]")[0]
     with pytest.raises(InputError, match="is not finite for sample 0: the model may rule"):
         relprop.explain(model, (sample(), RULED_OUT), target, method=method)
+
+
+def test_a_saved_explainer_explains_beside_what_is_ruled_out(tmp_path):
+    model, target = randomise(Policy()).double().eval(), relprop.targets.output("[0]")[1]
+    inputs = (sample(), RULED_OUT)
+    file = relprop.compile(model, inputs, target).save(tmp_path / "policy.safetensors")
+    found = relprop.load_explainer(file)(inputs, target)
+    assert torch.equal(found.scores, relprop.explain(model, inputs, target).scores)

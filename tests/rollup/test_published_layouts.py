@@ -310,3 +310,24 @@ def test_a_piece_of_what_was_joined_is_tokens_again():
             return self.head((self.q(x) @ self.k(x).mT).softmax(-1) @ self.v(x)).mean(1)
 
     rolled(Packed(), normal(2, N, 3), lambda a: a.mean(1))
+
+
+class Projector(nn.Module):
+    """Attention over time beside a convolution that takes the time steps for channels
+    (Non-stationary Transformer)."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.scale = nn.Linear(3, WIDTH), nn.Conv1d(N, 1, 3, padding=1)
+        self.q, self.k, self.v, self.head = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x):
+        scale, x = self.scale(x).mean((1, 2)).exp(), self.enter(x)
+        scores = self.q(x) @ self.k(x).mT * scale[:, None, None]
+        return self.head((x + scores.softmax(-1) @ self.v(x)).mean(1))
+
+
+def test_methods_at_the_input_score_the_tokens_of_attention():
+    model, x = Projector().double().eval(), normal(2, N, 3)
+    for method in ("rollout", "gradient_x_input", "attnlrp"):
+        assert relprop.explain(model, x, 1, method=method).scores.shape == (2, N)
