@@ -4,7 +4,7 @@ and what in the model stops or replaces a gradient on the way."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -122,15 +122,20 @@ def _history(out: Tensor) -> Iterator[Node]:
             left += [g for g, _ in f.next_functions]
 
 
+#: A number of one sample, (1,), from its outputs, batch first.
+Scalar = Callable[[Mapping[fx.Node, Tensor]], Tensor]
+
+
+def mixture_of(nodes: Collection[fx.Node]) -> Scalar:
+    """The sum of the mixtures of some outputs."""
+    return lambda outputs: torch.stack([mixtures(outputs[n]) for n in nodes]).sum(0)
+
+
 def model_gradients(
-    program: Program,
-    model: nn.Module,
-    one: Inputs,
-    nodes: Collection[fx.Node],
-    at: Mapping[str, Tensor],
+    program: Program, model: nn.Module, one: Inputs, scalar: Scalar, at: Mapping[str, Tensor]
 ) -> ModelGradients:
-    """Autograd through the model for one sample alone. ``at``: the values of the explained inputs'
-    embeddings, batch first, of that sample."""
+    """Autograd through the model for one sample alone, of a ``scalar`` of its outputs. ``at``: the
+    values of the explained inputs' embeddings, batch first, of that sample."""
     own = ModelGradients()
     direct = {n for n, leaf in program.leaves.items() if leaf.op == "placeholder"}
     watch = _Watch({n: v for n, v in at.items() if n not in direct}, own)
@@ -140,20 +145,20 @@ def model_gradients(
     if not outputs:
         return own
     with torch.enable_grad():
-        some = [mixtures(outputs[program.output_nodes.index(n)][None]) for n in nodes]
-        scalar = torch.stack(some).sum()
+        rows = (t[None] for t in outputs)
+        number = scalar(dict(zip(program.output_nodes, rows, strict=False))).sum()
     leaves = {**{n: [given[n]] for n in one.names if n in direct}, **watch.leaves}
-    backward = (f for f in _history(scalar) if isinstance(f, BackwardCFunction))
+    backward = (f for f in _history(number) if isinstance(f, BackwardCFunction))
     own.functions.update((_called(f), None) for f in backward)
     own.functions.pop("", None)
     if lost := [n for n in program.leaves if n not in leaves]:
         why = f"the embedding of {lost[0]!r} was not found in the model's run"
         own.skipped = own.skipped or why
-    elif not own.skipped and not scalar.requires_grad:
+    elif not own.skipped and not number.requires_grad:
         own.skipped = "the model's output has no gradient of its own (inference_mode)"
     if not own.skipped:
         with _refusing(own):
-            own.gradients = _summed_gradients(scalar, leaves)
+            own.gradients = _summed_gradients(number, leaves)
     return own
 
 

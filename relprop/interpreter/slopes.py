@@ -16,8 +16,9 @@ from relprop.errors import RelpropError, first_line
 from relprop.interpreter.forward import Kept, forward
 from relprop.interpreter.model_gradients import (
     ModelGradients,
+    Scalar,
     gradients_of_batch,
-    mixtures,
+    mixture_of,
     model_gradients,
 )
 from relprop.tracer.binding import Inputs
@@ -39,6 +40,8 @@ NOISE = 1e3
 #: So many times the last digits of an input are drawn by chance where gradients differ, and so many
 #: times as far as that moves them they may be apart.
 DRAWS, TIMES = 4, 4
+#: Of how many samples gradients are compared.
+SAMPLES = 2
 
 
 @dataclass(frozen=True)
@@ -68,25 +71,22 @@ def slopes(
         return Slopes(skipped="a backward pass of the model would hold all offloaded weights")
     if not nodes or not program.leaves:
         return Slopes(skipped="no floating output depends on an explained input")
-    some = inputs.select(0, 1 if program.input_specialised else min(inputs.batch, 2))
+    some = inputs.select(0, 1 if program.input_specialised else min(inputs.batch, SAMPLES))
+    scalar = mixture_of(nodes)
 
     def one_by_one() -> list[ModelGradients]:
-        return [model_gradients(program, model, one, nodes, values) for one, values in alone]
+        return _of_each(program, model, some, [scalar] * some.batch, at)
 
     try:
         mine, at, size = _ours(program, model, some, nodes)
-        samples = range(some.batch)
-        alone = [(some.select(i, i + 1), {n: v[i] for n, v in at.items()}) for i in samples]
         own = one_by_one()
     except torch.OutOfMemoryError:
         return Slopes(skipped="there is not enough memory for a backward pass of the model")
     except (RelpropError, RuntimeError, NotImplementedError) as error:
         return Slopes(skipped=f"a gradient cannot be taken: {first_line(error)}")
-    functions = tuple(dict.fromkeys(f for o in own for f in o.functions))
-    seen = Slopes(functions=functions, stops=tuple(dict.fromkeys(c for o in own for c in o.stops)))
-    if skipped := next((o.skipped for o in own if o.skipped), ""):
-        return replace(seen, skipped=skipped)
-    theirs = [o.gradients for o in own]
+    seen, theirs = _seen(own), [o.gradients for o in own]
+    if seen.skipped:
+        return seen
     if (name := _overflows(mine, theirs)) is not None:
         skipped = f"the gradient at {name!r} is not finite"
         return replace(seen, skipped=skipped)
@@ -108,6 +108,58 @@ def slopes(
         skipped = f"the last digits of {worst!r} move its gradient by {moved:.1e} of the largest"
         return replace(seen, skipped=skipped)
     return replace(seen, error=off, worst=worst, hooked=_hooked(model), sizes=sizes_of(program))
+
+
+def confirmed(
+    program: Program,
+    model: nn.Module,
+    inputs: Inputs,
+    scalars: Sequence[Scalar],
+    mine: Mapping[str, Tensor],
+    at: Mapping[str, Tensor],
+    size: float,
+) -> Slopes | None:
+    """Whether gradients that were taken anyway are the model's: ``mine``, at the leaves, of the
+    ``scalars`` of the first samples, with the leaves' values ``at``, all batch first, and the
+    largest value of any output. ``None`` where that cannot be said: they differ, the model has
+    gradients of its own making, which may be others at other outputs, or they are 0 at more than
+    half of an input's numbers, so that they say little about the graph."""
+    model, some = thread_safe(model), inputs.select(0, len(scalars))
+    try:
+        own = _of_each(program, model, some, scalars, at)
+    except (RelpropError, RuntimeError, NotImplementedError):
+        return None
+    seen, theirs = _seen(own), [o.gradients for o in own]
+    if seen != Slopes() or _hooked(model) or _overflows(mine, theirs) is not None:
+        return None
+    for name, g in mine.items():
+        sparse = 2 * int(g.count_nonzero()) < g.numel()
+        if sparse or not _is_felt(g, [t[name] for t in theirs], at[name], size):
+            return None
+    return None if _largest(program, mine, theirs)[0] else Slopes(sizes=sizes_of(program))
+
+
+def _of_each(
+    program: Program,
+    model: nn.Module,
+    inputs: Inputs,
+    scalars: Sequence[Scalar],
+    at: Mapping[str, Tensor],
+) -> list[ModelGradients]:
+    """Autograd through the model for each sample alone, with its own scalar."""
+    found = []
+    for i, scalar in enumerate(scalars):
+        alone, values = inputs.select(i, i + 1), {n: v[i] for n, v in at.items()}
+        found.append(model_gradients(program, model, alone, scalar, values))
+    return found
+
+
+def _seen(own: Sequence[ModelGradients]) -> Slopes:
+    """What was seen in the model's runs."""
+    functions = tuple(dict.fromkeys(f for o in own for f in o.functions))
+    stops = tuple(dict.fromkeys(c for o in own for c in o.stops))
+    skipped = next((o.skipped for o in own if o.skipped), "")
+    return Slopes(skipped=skipped, functions=functions, stops=stops)
 
 
 def _hooked(model: nn.Module) -> tuple[str, ...]:
@@ -135,8 +187,10 @@ def _ours(
         done = forward(program, model, inputs, kept, known=known)
         done.watched |= known
         ends = {n: done.values[n] for n in nodes}
-        every = (v if is_batched(n) else v.expand(inputs.batch, *v.shape) for n, v in ends.items())
-        scalars = torch.stack([mixtures(v) for v in every]).sum(0)
+        every = {
+            n: v if is_batched(n) else v.expand(inputs.batch, *v.shape) for n, v in ends.items()
+        }
+        scalars = mixture_of(nodes)(every)
         found = done.gradients(scalars, leaves.values(), again=False)
         size = max(largest(v.detach()) for v in ends.values())
     return (

@@ -22,6 +22,7 @@ from relprop.explanation import Explanation
 from relprop.progress import counting, doing
 from relprop.rules import RuleSet
 from relprop.runner.answer import answer
+from relprop.runner.comparison import Comparison
 from relprop.runner.method import without_start
 from relprop.runner.needs import Needs
 from relprop.runner.relevance import walk_ahead, walk_key
@@ -43,13 +44,12 @@ def answers(
     needs: Mapping[int, Needs],
     part: Part,
     targets: Sequence[object],
-    compare: Callable[[Run], Callable[[], None]],
+    comparison: Comparison | None = None,
     refused: Refused | None = None,
 ) -> list[dict[int, Explanation]]:
     """For each target the explanations by number, from one forward pass for all (another one for
     those whose graph is cut, or whose relevance is one gradient) and one gradient per target.
-    ``compare`` refuses output values that are not the model's, and gives what refuses its
-    gradients."""
+    ``comparison``: with the model's own outputs and gradients."""
     rows: list[dict[int, Explanation]] = [{} for _ in targets]
     groups: dict[object, dict[int, Needs]] = {}
     for i, n in needs.items():
@@ -59,7 +59,7 @@ def answers(
     with counting(what, len(needs) * len(targets)) as begins:
         begin = begins if len(needs) > 1 else lambda _: begins("")
         for group in groups.values():
-            found = _answers_of(group, part, targets, compare, refused, begin)
+            found = _answers_of(group, part, targets, comparison, refused, begin)
             rows = [{**row, **more} for row, more in zip(rows, found, strict=True)]
     return rows
 
@@ -68,7 +68,7 @@ def _answers_of(
     needs: Mapping[int, Needs],
     part: Part,
     targets: Sequence[object],
-    compare: Callable[[Run], Callable[[], None]],
+    comparison: Comparison | None,
     refused: Refused | None,
     begin: Callable[[str], None],
 ) -> list[dict[int, Explanation]]:
@@ -76,22 +76,32 @@ def _answers_of(
     if len(targets) > FEW:
         needs = {i: replace(n, backward=n.backward.keeping_chunks()) for i, n in needs.items()}
     every = list(needs.values())
-    with doing("running its graph"):
-        done = run(every, part)
-    refuse = compare(done)
-    done.may_differentiate = refuse if done.forms is PLAIN else lambda: None
     whole = [n for n in every if n.differentiates and not n.backward.segments]
-    watched = tuple(dict.fromkeys(w for n in whole for w in n.watch))
-    if watched:
+    watched, plain = (
+        tuple(dict.fromkeys(w for n in whole for w in n.watch)),
+        every[0].backward.forms is PLAIN,
+    )
+    # where the first target's gradients are to be the model's, too
+    leaves = comparison.leaves if comparison is not None and watched and plain else ()
+    with doing("running its graph"):
+        done = run(every, part, leaves)
+    if comparison is not None:
+        comparison.outputs(done, differentiates=any(n.differentiates for n in every))
+        done.may_differentiate = comparison.gradients if plain else done.may_differentiate
+    if watched and not leaves:
         done.may_differentiate()
     rows = []
     for i, (target, starts) in enumerate(_walked_ahead(needs, done, targets, refused)):
         gradients: Gradients = {}
         if watched and starts:
-            one = every[0]
-            scalars = done.explained(one.session, one.question, next(iter(starts.values())))
+            one, start = every[0], next(iter(starts.values()))
+            scalars = done.explained(one.session, one.question, start)
             again = i + 1 < len(targets)
-            gradients = done.forward.gradients(scalars, watched, again=again)
+            at = dict.fromkeys((*watched, *leaves))
+            found = done.forward.gradients(scalars, at, again=again)
+            if leaves and comparison is not None:
+                comparison.of_target(done, start, found)
+            gradients, leaves = {n: g for n, g in found.items() if n in watched}, ()
         row, left = dict[int, Explanation](), Counter(walk_key(needs[k]) for k in starts)
         done.last = i + 1 == len(targets) and len(needs) == 1
         for number, start in starts.items():

@@ -26,6 +26,7 @@ from relprop.interpreter.forms import Undefined
 from relprop.opening import check_devices, opened
 from relprop.progress import showing, with_progress
 from relprop.runner.answers import Refused, answers, refusal
+from relprop.runner.comparison import Comparison
 from relprop.runner.conditions import Conditions, Memory
 from relprop.runner.memory import fitted
 from relprop.runner.method import RECOMMENDED
@@ -35,7 +36,7 @@ from relprop.runner.opposites import Kind, label_signs, sided
 from relprop.runner.question import Question, move_processor_options
 from relprop.runner.recommended import chosen
 from relprop.runner.relevance import united
-from relprop.runner.run import Part, Run
+from relprop.runner.run import Part
 from relprop.runner.session import Session, chosen_inputs, open_session
 from relprop.runner.verification import Verifier, verified
 from relprop.targets.plain import without_tensors
@@ -204,20 +205,14 @@ class CallInParts:
         for one in needs.values():
             one.session.warn_once(one.notices)
 
-        def compare(done: Run) -> Callable[[], None]:
-            made = done.outputs(sessions[0].program)
-            found = self.verifier.compare(sessions[0], ref, made)
-            if done.segmented and any(n.differentiates for n in needs.values()):
-                self.verifier.skip_gradients("the graph is cut into segments, to fit memory=")
-            return found
-
+        comparison = Comparison(self.verifier, sessions[0], ref)
         try:
-            found = answers(needs, part, targets, compare, self.refused)
+            found = answers(needs, part, targets, comparison, self.refused)
         except Undefined:
             for i, n in needs.items():
                 walk = AT_ZERO if n.backward.by_gradient else n.question.walk
                 needs[i] = needed(n.session, replace(n.question, walk=walk))
-            found = answers(united(needs), part, targets, compare, self.refused)
+            found = answers(united(needs), part, targets, comparison, self.refused)
         return [
             [
                 label_signs(signs[i][k] if i in signs else "", row.get(i), target)
@@ -233,7 +228,7 @@ def ask_once(session: Session, inputs: Inputs, target: object, question: Questio
     session.warn_once(needs.notices)
     part = Part(inputs, Prepared(None), 0, inputs.batch)
     kind = sided(session, part, 0, target, question)
-    found = answers({0: needs}, part, [target], lambda _: lambda: None)[0][0]
+    found = answers({0: needs}, part, [target])[0][0]
     return label_signs(kind, found, target) or found
 
 

@@ -95,7 +95,7 @@ def _tried(session: Session, one: Part, target: Any, question: Question) -> Kind
         warnings.simplefilter("ignore")  # the question itself gives the same ones
         try:
             needs = needs_of(session, plain, both)
-            rows = answers({0: needs}, one, both, lambda _: lambda: None)
+            rows = answers({0: needs}, one, both)
         except RelpropError:
             return ""  # the question itself says why
     there, other = (

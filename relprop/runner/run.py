@@ -17,7 +17,7 @@ from relprop.interpreter.reading import made_at
 from relprop.numerics import is_below_infinity
 from relprop.runner.needs import Needs
 from relprop.runner.question import Question
-from relprop.runner.session import Session
+from relprop.runner.session import Nodes, Session
 from relprop.targets.resolve import resolve
 from relprop.targets.start import Start, Term
 from relprop.tracer.binding import Inputs
@@ -200,23 +200,29 @@ class Run:
         return {n: self.excerpts.get(n) or held[n] for n in program.ends}
 
 
-def run(needs: Sequence[Needs], part: Part) -> Run:
+def run(needs: Sequence[Needs], part: Part, watch: Nodes = ()) -> Run:
     """One forward pass for all of them, whose graphs are all cut or all in one piece and have the
-    same forms, keeping what the passes for their targets read and nothing else. Raises
-    ``InputError`` for outputs that are not finite."""
-    done = forward_pass(needs, part)
+    same forms, keeping what the passes for their targets read and nothing else; ``watch``: where
+    gradients are taken, too. Raises ``InputError`` for outputs that are not finite."""
+    done = forward_pass(needs, part, watch=watch)
     refuse_infinite_outputs(needs[0].session, done.outputs(needs[0].program))
     return done
 
 
-def forward_pass(needs: Sequence[Needs], part: Part, described: Described | None = None) -> Run:
+def forward_pass(
+    needs: Sequence[Needs],
+    part: Part,
+    described: Described | None = None,
+    watch: Nodes = (),
+) -> Run:
     """The same without a look at any value; ``described`` as a ``Run`` has it."""
     session = needs[0].session
     keep = set[fx.Node]().union(*(n.keep for n in needs))
     segmented = any(n.backward.segments for n in needs)
-    watch = {} if segmented else dict.fromkeys(node for n in needs for node in n.watch)
+    inside = (*watch, *(node for n in needs for node in n.watch))
+    watched = dict.fromkeys(() if segmented else inside)
     found = (item for n in needs for item in n.backward.heads.readouts.items())
-    readouts = {n: r for n, r in found if watch.keys().isdisjoint(r.nodes)}
+    readouts = {n: r for n, r in found if watched.keys().isdisjoint(r.nodes)}
     parts = {n: c for n, c in needs[0].backward.heads.indices.items() if n in readouts}
     parts = {n: c for n, c in parts.items() if keep.isdisjoint(readouts[n].nodes)}
     keep.update(set(session.program.ends) - parts.keys())
@@ -226,7 +232,7 @@ def forward_pass(needs: Sequence[Needs], part: Part, described: Described | None
     if all(n.backward.heads.few for n in needs):  # what is left of the graph above these is freed
         ends -= readouts.keys()
     forms = PLAIN if segmented else needs[0].backward.forms
-    kept = Kept(keep, watch, ends)
+    kept = Kept(keep, watched, ends)
     done = forward(session.program, session.model, part.inputs, kept, forms=forms)
     if segmented:  # autograd begins anew at the ends; segments are differentiated one by one
         leaves = [n for n in ends if is_floating(n) and is_batched(n)]

@@ -4,7 +4,7 @@ computed for the same samples must be what it returns."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -23,11 +23,11 @@ from relprop.errors import (
     warn,
 )
 from relprop.interpreter.points import Excerpt, Made
-from relprop.interpreter.slopes import Slopes, slopes
+from relprop.interpreter.slopes import SAMPLES, Slopes, slopes
 from relprop.progress import doing
 from relprop.rules.ruleset import registered
 from relprop.runner import differences as says
-from relprop.runner.session import Session
+from relprop.runner.session import Nodes, Session
 from relprop.runner.unmoved import is_noise, unmoved_output
 from relprop.tracer.binding import Inputs, refuse_unlike
 from relprop.tracer.calls import Values
@@ -54,6 +54,8 @@ from relprop.tracer.run import execute
 from relprop.tracer.trace import forget
 
 T = TypeVar("T")
+#: What a call is said to be at, while it compares gradients.
+COMPARING = "comparing its gradients with the model's (once)"
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ class Verifier:
         """Refuse a program whose gradients are not those of autograd through the model."""
         if not self.verify:
             return
-        with doing("comparing its gradients with the model's (once)"):
+        with doing(COMPARING):
             found = slopes_of(session, ref.part, tuple(ref.indices))
         if found.skipped:
             self._add_outcome(f"gradients not compared: {found.skipped}")
@@ -348,17 +350,37 @@ def read_rightly(model: nn.Module, inputs: Inputs, call: Callable[[Inputs], T]) 
         return call(inputs.sharing(names))
 
 
-def slopes_of(session: Session, part: Inputs, nodes: tuple[fx.Node, ...]) -> Slopes:
+def slopes_of(session: Session, part: Inputs, nodes: Nodes) -> Slopes:
     """How the program's gradients compare with the model's: worked out of one sample, and once more
     of two when two are first given; once for all lengths, if they are equal and the model has no
     backward of its own."""
+    found = known_slopes(session, part, nodes)
+    if found is None:
+        found = slopes(session.program, session.model, part, nodes)
+        keep_slopes(session, part, nodes, found)
+    return found
+
+
+def known_slopes(session: Session, part: Inputs, nodes: Nodes) -> Slopes | None:
+    """What is known of that already, of as many samples or more."""
+    program = session.program
+    for samples in range(SAMPLES, min(part.batch, SAMPLES) - 1, -1):
+        key = _slopes_key(session, nodes, samples)
+        for memo in (program.kin, program.memo):
+            if key in memo:
+                return memo.cache(key, lambda: Slopes())
+    return None
+
+
+def keep_slopes(session: Session, part: Inputs, nodes: Nodes, found: Slopes) -> None:
+    """Keep what was found."""
+    program = session.program
+    own = found.error or found.skipped or found.functions or found.hooked
+    key = _slopes_key(session, nodes, min(part.batch, SAMPLES))
+    (program.memo if own else program.kin).cache(key, lambda: found)
+
+
+def _slopes_key(session: Session, nodes: Nodes, samples: int) -> tuple[Hashable, ...]:
     program = session.program
     ends = dict(zip(program.output_nodes, program.outputs.names, strict=True))
-    key = ("slopes", frozenset(ends[n] for n in nodes), registered())
-    for samples in range(2, min(part.batch, 2) - 1, -1):
-        for memo in (program.kin, program.memo):
-            if (*key, samples) in memo:
-                return memo.cache((*key, samples), lambda: Slopes())
-    found = slopes(program, session.model, part, nodes)
-    own = found.error or found.skipped or found.functions or found.hooked
-    return (program.memo if own else program.kin).cache((*key, samples), lambda: found)
+    return "slopes", frozenset(ends[n] for n in nodes), registered(), samples

@@ -339,6 +339,7 @@ def test_a_padded_prompt_is_explained_as_without_pads(make):
         assert closeness(e.scores[i : i + 1, :n], alone.scores) <= 1e-7
 
 
+@pytest.mark.filterwarnings("ignore::relprop.errors.PaddingWarning")
 @pytest.mark.parametrize("padding", ["right", "left"])
 @pytest.mark.parametrize(("make", "kind"), [(gpt2, "booleans"), (llama, "added")])
 def test_a_mask_of_queries_and_keys_says_which_position_is_the_last(make, kind, padding):
