@@ -63,8 +63,23 @@ def of(thing: Operator | fx.Node) -> Operation:
     """What a call (a node of a graph) or an operator is. What carries its own ``operation`` says so
     itself; a node that is no call is of an unknown kind."""
     if isinstance(thing, fx.Node):
-        return _of(thing.target) if thing.op == "call_function" else _UNKNOWN
-    return _of(thing)
+        if thing.op != "call_function":
+            return _UNKNOWN
+        thing = thing.target
+    found = _KNOWN.get(id(thing))
+    return _known(thing)[1] if found is None else found[1]
+
+
+#: Of operators, by their ids, which nothing else has while they are held here: the operator, what
+#: it is, and it without its overload. (Asked so often that their hashes would take long.)
+_KNOWN: dict[int, tuple[Operator, Operation, Operator]] = {}
+
+
+def _known(target: Operator) -> tuple[Operator, Operation, Operator]:
+    if isinstance(own := getattr(target, "operation", None), Operation):  # of one graph, maybe
+        return target, own, target
+    found = target, _of(target), getattr(target, "overloadpacket", target)
+    return _KNOWN.setdefault(id(target), found)
 
 
 def kind(thing: Operator | fx.Node) -> Kind:
@@ -72,10 +87,7 @@ def kind(thing: Operator | fx.Node) -> Kind:
     return of(thing).kind
 
 
-@cache
 def _of(target: Operator) -> Operation:
-    if isinstance(own := getattr(target, "operation", None), Operation):
-        return own
     if target is operator.getitem:
         return Operation(Kind.OUTPUT)
     name, overload = _name(target), getattr(target, "_overloadname", "")
@@ -111,7 +123,7 @@ def _by_torch(target: Operator, name: str) -> Operation:
 
 
 def _name(target: Operator) -> str:
-    return str(getattr(packet(target), "__name__", ""))
+    return str(getattr(getattr(target, "overloadpacket", target), "__name__", ""))
 
 
 def name_of(thing: Operator | fx.Node) -> str:
@@ -127,7 +139,7 @@ def name_of(thing: Operator | fx.Node) -> str:
 def packet(thing: Operator | fx.Node) -> Operator:
     """The operator without its overload."""
     target = thing.target if isinstance(thing, fx.Node) else thing
-    return getattr(target, "overloadpacket", target)
+    return (_KNOWN.get(id(target)) or _known(target))[2]
 
 
 def is_call(node: object, *operators: Operator) -> TypeGuard[fx.Node]:

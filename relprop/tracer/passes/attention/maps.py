@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, fx
@@ -13,12 +13,12 @@ from relprop.operations.vocabulary import Held
 from relprop.tracer.editing import aten, emit, shape_of, val
 from relprop.tracer.passes.attention.axes import Letters, letters_of
 from relprop.tracer.passes.trials.comparison import same
-from relprop.tracer.passes.trials.parts import Piece, rounded, slope_of
+from relprop.tracer.passes.trials.parts import Maker, Piece, rounded, slope_of
 
 MOST_RUNS = 64  # of a part, by which its map is read off
 
 
-def attention(part: Piece) -> fx.Node | None:
+def attention(part: Piece) -> Maker | None:
     """softmax(c·q·kᵀ + m)·v, m a constant."""
     drawn = part.draw(0)
     y = part(*drawn)
@@ -32,7 +32,7 @@ def attention(part: Piece) -> fx.Node | None:
             for letters in letters_of(part, drawn, y, q, k, v):
                 named = _Named(part, letters, (q, k, v))
                 if (found := _fit(named)) is not None:
-                    return _emit_attention(named, *found)
+                    return lambda at: _emit_attention(replace(named, part=at), *found)
     return None
 
 

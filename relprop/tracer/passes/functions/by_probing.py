@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import Argument
 from torch.nn import functional as F
 
 from relprop.operations import FILLS, MOVES, Kind, Operator, kind
@@ -33,6 +34,7 @@ from relprop.tracer.passes.trials.links import Links
 from relprop.tracer.passes.trials.parts import (
     MOST_NODES,
     MOST_NUMBERS,
+    Maker,
     Piece,
     Recogniser,
     raise_parts,
@@ -112,7 +114,7 @@ def _pooled(source: fx.Node, output: fx.Node) -> tuple[int, ...]:
     return ()
 
 
-def _function_of_one(part: Piece) -> fx.Node | None:
+def _function_of_one(part: Piece) -> Maker | None:
     (x,) = part.draw(0)
     y = part(x)
     if shape_of(part.source) != shape_of(part.output):
@@ -124,16 +126,16 @@ def _function_of_one(part: Piece) -> fx.Node | None:
     return _softmax(part, x, y) or _activation(part, x, y)
 
 
-def _of_single_keys(part: Piece) -> fx.Node | None:
+def _of_single_keys(part: Piece) -> Maker | None:
     """A softmax along an axis of length 1, whose weights are 1: softmax all the same."""
     (behind,) = {d - rank(n) for n in part.nodes if kind(n) is Kind.SOFTMAX for d in dims_of(n)}
     axis = rank(part.source) + behind
     if axis < 0 or shape_of(part.source)[axis] != 1:
         return None
-    return emit(part.output, aten.softmax.int, part.source, axis)
+    return lambda at: emit(at.output, aten.softmax.int, at.source, axis)
 
 
-def _softmax(part: Piece, x: Tensor, y: Tensor) -> fx.Node | None:
+def _softmax(part: Piece, x: Tensor, y: Tensor) -> Maker | None:
     """softmax(c·x + m) or its logarithm along an axis, m one of 0 and −∞, c a number."""
     for axis in (i for i in range(x.dim()) if x.shape[i] > 1):
         for logarithm in (False, True):
@@ -146,7 +148,7 @@ def _softmax(part: Piece, x: Tensor, y: Tensor) -> fx.Node | None:
                 continue
             softmax = _Softmax(_softmax_op(part, logarithm), axis, c, weights == 0)
             if part.agrees(softmax):
-                return softmax.emitted(part)
+                return softmax.emitted
     return None
 
 
@@ -185,7 +187,7 @@ class _Softmax:
         return emit(at, self.op, scores, self.axis)
 
 
-def _norm(part: Piece) -> fx.Node | None:
+def _norm(part: Piece) -> Maker | None:
     """(x - mean)/√(variance + ε) along the last axis, or x/√(mean(x²) + ε)."""
     (x,) = part.draw(0)
     y = part(x)
@@ -200,7 +202,7 @@ def _norm(part: Piece) -> fx.Node | None:
         for near in (0.0, float(f"{eps:.1e}"), float(f"{eps:.3e}"), eps):
             usual = partial(_usual_norm, eps=near, centred=centred)
             if near >= 0 and part.agrees(usual, (1.0, 5.0, 1e-2, 1e-4), 1e-9):
-                return _emit_norm(part, near, centred)
+                return partial(_emit_norm, eps=near, centred=centred)
     return None
 
 
@@ -209,7 +211,7 @@ def _usual_norm(x: Tensor, eps: float, centred: bool) -> Tensor:
     return c * (c.square().mean(-1, keepdim=True) + eps).rsqrt()
 
 
-def _emit_norm(part: Piece, eps: float, centred: bool) -> fx.Node:
+def _emit_norm(part: Piece, *, eps: float, centred: bool) -> fx.Node:
     at, source = part.output, part.source
     shape = shape_of(source)[-1:]
     if centred:
@@ -230,9 +232,9 @@ def _guards(part: Piece) -> bool:
     return any(kind(n) in (Kind.TEST, Kind.STATISTIC) for n in part.nodes)
 
 
-def _pool(part: Piece, x: Tensor, y: Tensor) -> fx.Node | None:
+def _pool(part: Piece, x: Tensor, y: Tensor) -> Maker | None:
     """The mean, the sum, the largest or the smallest along axes, or one position of an axis."""
-    at, axes, shape = part.output, _pooled(part.source, part.output), shape_of(part.output)
+    axes, shape = _pooled(part.source, part.output), shape_of(part.output)
     for op in (aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default):
 
         def pool(t: Tensor, op: Operator = op) -> Tensor:
@@ -241,7 +243,7 @@ def _pool(part: Piece, x: Tensor, y: Tensor) -> fx.Node | None:
         if same(pool(x), y) and part.agrees(pool):
             if kind(part.source) in FILLS and _guards(part):  # NaN, where a mask left them out
                 return None
-            return reshaped(at, emit(at, op, part.source, list(axes)), shape)
+            return partial(_laid_out, shape, op, (list(axes),))
     if len(axes) == 1:
         rows = x.movedim(axes[0], 0).flatten(1)
         near = (rows - y.reshape(1, -1)).abs().amax(1)
@@ -249,11 +251,15 @@ def _pool(part: Piece, x: Tensor, y: Tensor) -> fx.Node | None:
         if same(rows[i], y.flatten()) and part.agrees(
             lambda t: t.select(axes[0], i).reshape(shape)
         ):
-            return reshaped(at, emit(at, aten.select.int, part.source, axes[0], i), shape)
+            return partial(_laid_out, shape, aten.select.int, (axes[0], i))
     return None
 
 
-def _activation(part: Piece, x: Tensor, y: Tensor) -> fx.Node | None:
+def _laid_out(shape: list[int], op: Operator, args: tuple[Argument, ...], part: Piece) -> fx.Node:
+    return reshaped(part.output, emit(part.output, op, part.source, *args), shape)
+
+
+def _activation(part: Piece, x: Tensor, y: Tensor) -> Maker | None:
     """A function of each element that torch has, a multiple, or the tensor itself."""
     order = torch.randperm(x.numel(), generator=torch.Generator().manual_seed(3))
     shuffled = part(x.flatten()[order].reshape(x.shape))
@@ -268,4 +274,4 @@ def _activation(part: Piece, x: Tensor, y: Tensor) -> fx.Node | None:
         return torch.cat([part(r).flatten() for r in rows])[: t.numel()].reshape(t.shape)
 
     made = known_function(function)
-    return None if made is None else made(part.output, part.source)
+    return None if made is None else lambda at: made(at.output, at.source)

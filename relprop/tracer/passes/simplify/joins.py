@@ -37,9 +37,8 @@ def simpler_index(node: fx.Node, constants: Constants) -> fx.Node | None:
     where, dim = constants.value(indices[used[0]]), used[0]
     if not isinstance(where, Tensor) or where.dtype == torch.bool or not len(where):
         return None
-    places = [int(w) % shape_of(x)[dim] for w in where]
     whole, known = positions_joined(x, dim)
-    places = [known[p] for p in places]
+    places = [known[p] for p in where.tolist()]
     step = places[1] - places[0] if len(places) > 1 else 1
     if step < 1 or places != list(range(places[0], places[-1] + 1, step)):
         return None

@@ -3,6 +3,7 @@ precision: what they are is asked of what comes out."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -128,33 +129,38 @@ def _in_double(part: Value) -> Value:
     return in_double(part)
 
 
-Recogniser = Callable[[Piece], "fx.Node | None"]
+#: What puts a known operation in a part's place, and what finds it, if there is one.
+Maker = Callable[[Piece], fx.Node]
+Recogniser = Callable[[Piece], Maker | None]
 
 
 def raise_parts(
     nodes: Sequence[fx.Node], tried: Callable[[fx.Node], Iterator[tuple[Piece, Recogniser]]]
 ) -> None:
-    """For every output, from the last: what the first recogniser that succeeds puts there. What a
-    recogniser made nothing of in one block is not tried again in the next."""
-    done, failed = set[fx.Node](), set[Hashable]()
+    """For every output, from the last: what the first recogniser that succeeds puts there. What it
+    found of one block, or that it found nothing, holds for the next ones of the same form."""
+    done, found = set[fx.Node](), dict[Hashable, Maker | None]()
     for output in reversed(nodes):
         if output in done or not is_float(output) or not output.users:
             continue
         for part, recognise in tried(output):
-            if (key := (recognise, part.form)) in failed:
+            key = (recognise, part.form)
+            if key not in found:
+                found[key] = _recognised(part, recognise)
+            if (made := found[key]) is None:
                 continue
-            try:
-                new = recognise(part)
-            except (RuntimeError, TypeError, ValueError, IndexError):
-                new = None
-            if new is None:
-                failed.add(key)
-                continue
+            new = made(part)
             if val(new).dtype != val(output).dtype:
                 new = emit(output, aten._to_copy.default, new, dtype=val(output).dtype)
             done |= {n for n in part.nodes if n is not output}
             swap(output, new)
             break
+
+
+def _recognised(part: Piece, recognise: Recogniser) -> Maker | None:
+    with contextlib.suppress(RuntimeError, TypeError, ValueError, IndexError):
+        return recognise(part)
+    return None
 
 
 def slope_of(x: Tensor, logs: Tensor, hidden: Tensor, axis: int) -> float | None:
