@@ -51,7 +51,8 @@ from relprop.tracer.model_comparison import (
 from relprop.tracer.program import Program
 from relprop.tracer.readout import Head, Indices, taken, whole_index
 from relprop.tracer.run import execute
-from relprop.tracer.trace import forget
+from relprop.tracer.trace import BY_LENGTH, forget, forget_by_length
+from relprop.tracer.verify import CLOSER
 
 T = TypeVar("T")
 #: What a call is said to be at, while it compares gradients.
@@ -81,6 +82,10 @@ class Reference:
 
 class _Stale(Exception):
     """The program isn't the model: it is captured anew, once, and then refused for this reason."""
+
+
+class _OtherLength(Exception):
+    """The program that two other lengths give isn't the model at this one."""
 
 
 class _Shared(Exception):
@@ -197,6 +202,10 @@ class Verifier:
         if self._inputs is None:
             return "not compared with the model: verify=False"
         program = session.program
+        if BY_LENGTH in program.memo:  # nothing else says that it is the model's
+            if len(ref.expected) < len(ref.indices) or self._gaps(program, ref, values, CLOSER):
+                raise _OtherLength
+            program.memo.forget(BY_LENGTH)
         found = self._gaps(program, ref, values)
         if found and self._kept:  # or the head is not what it looks like
             self.run_model(self._inputs)
@@ -241,11 +250,13 @@ class Verifier:
             )
             self.notices.append(ChanceWarning(fact, at=program.draws[0], then=says.DRAW_ALIKE))
 
-    def _gaps(self, program: Program, ref: Reference, values: Values) -> list[Gap]:
+    def _gaps(
+        self, program: Program, ref: Reference, values: Values, closer: float = 1.0
+    ) -> list[Gap]:
         """Where values differ from the reference: of a model that draws, everywhere."""
         if program.draws:
             return [Gap(program.outputs.names[0], tuple(range(ref.part.batch)), float("inf"))]
-        return gaps(program, values, ref.expected, ref.part.batch)
+        return gaps(program, values, ref.expected, ref.part.batch, closer)
 
     def _of_a_batch(self, session: Session, ref: Reference, worst: Gap) -> str:
         """What a model that equals its program for each sample alone does with a batch."""
@@ -330,6 +341,9 @@ def verified(
                 raise stale.args[0] from None
             forget(model)
             verifier.returned, anew = None, True
+        except (_OtherLength, RuntimeError, IndexError) as error:
+            if not forget_by_length(model) and not isinstance(error, _OtherLength):
+                raise
         except InputError:
             if not (names := verifier.other_reading()):
                 raise

@@ -86,6 +86,9 @@ RETURNED: ContextVar[list[tuple[Inputs, list[Tensor]]] | None] = ContextVar(
 )
 #: The models whose stored graphs are not read.
 _ANEW: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+#: What a program says that was made of two lengths and that nobody has compared yet, and what those
+#: of all lengths do, once one was not the model.
+BY_LENGTH, OFF_LINE = "made of two lengths", "two lengths do not give all"
 _cache: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
 
 
@@ -160,19 +163,28 @@ class _Tracing:
 
     def at_length(self, run: Run | None = None) -> Program | None:
         """The program for a sample of another length than the ``others``; ``None`` where they give
-        none that agrees with the model. ``run``: what the model returned for it, if it ran."""
+        none that agrees with the model, or, where the call compares its outputs with the model's
+        anyway, none at all. ``run``: what the model returned for it, if it ran."""
         model, sample = self.model, self.sample
         sizes = tuple(tuple(t.shape) for t in sample.tensors)
         for first, second in combinations(reversed(tuple(self.others)), 2):
             if first.draws or (graph := graph_at(first, second, sizes)) is None:
                 continue
-            eager, outputs = run = run or model_run(model, sample)
+            later = run is None and RETURNED.get() is not None and OFF_LINE not in first.kin
+            if not later:
+                run = run or model_run(model, sample)
+            eager, outputs = run or ([], first.outputs)
             raw = Capture(graph, dict(first.constants), outputs, first.front_end, eager=eager)
             held = any(facts_of(p).live is False for p in first.placeholders)
             chosen = tuple(first.leaves) if held else self.token_inputs
             program = assemble(raw, sample.names, chosen, model)
             program = replace(program, constant_inputs=first.constant_inputs, kin=first.kin)
-            if is_alike(program, first) and agrees(program, model, sample, eager):
+            if not is_alike(program, first):
+                continue
+            if later:
+                program.memo.cache(BY_LENGTH, lambda: True)
+                return program
+            if agrees(program, model, sample, eager):
                 return self._returned(program, eager)
         return None
 
@@ -251,6 +263,17 @@ class _Tracing:
         captured = capture(self.model, self.sample, self.refused)
         SHADOWED[self.model] = False
         return captured
+
+
+def forget_by_length(model: nn.Module) -> bool:
+    """Make no program of two lengths any more before it was compared with the model, and forget
+    those that were not; whether there were any."""
+    known = _cache.get(model, _Known())
+    gone = {k: p for k, p in known.programs.items() if BY_LENGTH in p.memo}
+    for key, program in gone.items():
+        program.kin.cache(OFF_LINE, lambda: True)
+        known.drop(key)
+    return bool(gone)
 
 
 def forget(model: nn.Module) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
+from collections.abc import Hashable
 
 import torch
 from torch import fx
@@ -58,12 +59,18 @@ def raise_sums_by_probing(graph: fx.Graph, constants: Constants) -> None:
     order = {node: i for i, node in enumerate(graph.nodes)}
     linear = {n for n in order if _is_linear(n, constants)}
     within: set[fx.Node] = set()
+    found = dict[Hashable, list[float] | None]()  # of one block, and all of its form
     for output in sorted(linear, key=order.__getitem__, reverse=True):
         if output in within or _is_laid_out(output, linear):
             continue
         part = _part(output, linear, order, constants)
-        new = None if part is None else _plain(part)
-        if part is not None and new is not None:
+        if part is None:
+            continue
+        if part.form not in found:
+            found[part.form] = _weights(part)
+        weights = found[part.form]
+        new = None if weights is None else _plain(part, weights)
+        if new is not None:
             within |= set(part.nodes)
             swap(output, new)
 
@@ -127,8 +134,9 @@ def _is_more_than_sum(part: Piece) -> bool:
     return laid_back or not kinds <= _SCALES | {Kind.SUM, Kind.RESHAPE}
 
 
-def _plain(part: Piece) -> fx.Node | None:
-    """The sum of the tensors, multiplied with numbers, that the output is place by place."""
+def _weights(part: Piece) -> list[float] | None:
+    """The number that each tensor is multiplied with in their sum that the output is, place by
+    place; ``None`` where it is none."""
     drawn = part.draw(0)
     try:
         found = part(*drawn).flatten()
@@ -138,13 +146,15 @@ def _plain(part: Piece) -> fx.Node | None:
     if found.numel() <= 2 * len(drawn) or not bool(found.isfinite().all()):
         return None
     weights = torch.linalg.lstsq(columns, found[:, None]).solution[:, 0]
-    if not same(columns @ weights, found):
-        return None
-    pairs = zip(part.sources, map(_cleaned, weights.tolist()), strict=True)
+    return list(map(_cleaned, weights.tolist())) if same(columns @ weights, found) else None
+
+
+def _plain(part: Piece, weights: list[float]) -> fx.Node | None:
+    """The sum itself."""
     plain = all(kind(n) is Kind.SUM for n in part.nodes)
     read = Counter(i for n in part.nodes for i in tensor_inputs(n) if plain)
     weighted: list[tuple[fx.Node, float]] = []
-    for x, weight in pairs:
+    for x, weight in zip(part.sources, weights, strict=True):
         times = _times(weight, read[x])
         weighted += [(x, weight / times)] * times if weight else []
     return _sum(part.output, weighted)

@@ -54,20 +54,21 @@ def bias_of_some(term: fx.Node, bias: fx.Node) -> fx.Node | None:
 def _features(layer: fx.Node, term: fx.Node) -> Tensor | None:
     """Which feature of the layer each number of the term is; ``None`` where something else reads
     these features."""
-    shape, labels, others = shape_of(layer), Labels(), set[int]()
+    shape, labels = shape_of(layer), Labels()
+    others = torch.zeros(shape[-1], dtype=torch.bool)
     known, left = {layer: torch.arange(shape[-1]).expand(shape)}, [layer]
     while left:
         node = left.pop()
         for user in node.users if node is not term else ():
             if kind(user) not in CUTS:
-                others |= set(known[node].unique().tolist())
+                others[known[node]] = True
                 continue
             pushed = labels.push(user, known)
             if pushed is None:
                 return None
             known[user] = pushed
             left.append(user)
-    return known[term] if others.isdisjoint(known[term].unique().tolist()) else None
+    return None if bool(others[known[term]].any()) else known[term]
 
 
 def _places(features: Tensor, width: int, bias: fx.Node) -> Tensor | None:
