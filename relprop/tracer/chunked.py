@@ -297,8 +297,9 @@ def large_and_whole(program: Program, least: int | None = None) -> Mapping[fx.No
 
 
 def _large(program: Program, least: int | None) -> dict[fx.Node, Attention | str]:
-    found = program.memo.cache(
-        "attentions", lambda: {s: attention_of(program, s) for s in program.sites}
-    )
     least = CHUNK_BYTES if least is None else least
-    return {s.contraction: a for s, a in found.items() if map_bytes(s) > least}
+    return {
+        s.contraction: program.memo.cache(("attention", s), partial(attention_of, program, s))
+        for s in program.sites
+        if map_bytes(s) > least
+    }

@@ -24,11 +24,13 @@ def follow(
     nothing, and what reads it is not asked on its account.
     """
     known = dict(start)
+    asked = {user for node in known for user in node.users}
     for node in nodes:
-        if node not in known and any(i in known for i in node.all_input_nodes):
+        if node in asked and node not in known:
             made = transfer(node, known)
             if made is not None:
                 known[node] = made
+                asked.update(node.users)
     return known
 
 
@@ -39,11 +41,12 @@ def depending(
 ) -> set[fx.Node]:
     """Those of ``start``, and those of ``nodes`` that depend on one of them through nothing but
     nodes that ``passes`` accepts, themselves among these."""
+    members, start = set(nodes), set(start)
 
-    def depends(node: fx.Node, _: Mapping[fx.Node, bool]) -> bool | None:
-        return True if passes(node) else None
+    def readers(node: fx.Node) -> Iterator[fx.Node]:
+        return (u for u in node.users if u in members and (u in start or passes(u)))
 
-    return set(follow(nodes, dict.fromkeys(start, True), depends))
+    return set(reached(start, readers))
 
 
 def _operands(node: fx.Node) -> Iterable[fx.Node]:
