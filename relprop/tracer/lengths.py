@@ -9,7 +9,7 @@ length) is known only from the model's own outputs, with which the graph is comp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from fractions import Fraction
 
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
-from relprop.operations import ELEMENTWISE, Kind, Value, function_of, is_call, kind, operand
-from relprop.tracer.editing import aten, shape_of, val, without_numbers
+from relprop.operations import ELEMENTWISE, Value, function_of, kind
+from relprop.tracer.editing import val, without_numbers
 from relprop.tracer.facts import facts_of, know, shape
 from relprop.tracer.program import Program
 
@@ -164,20 +164,9 @@ def _value(node: fx.Node, before: Value) -> Value:
     if node.op != "call_function":
         return None
     try:
-        if isinstance(before, Tensor) and (shape := _shape(node)) is not None:
-            return before.new_empty(shape)
+        if kind(node) in ELEMENTWISE and isinstance(before, Tensor):
+            read = (val(n).shape for n in node.all_input_nodes)
+            return before.new_empty(torch.broadcast_shapes(*read))
         return without_numbers(function_of(node), node.args, node.kwargs)
     except Exception as refused:  # any operator may refuse sizes, each by an error of its own
         raise _OffLine from refused
-
-
-def _shape(node: fx.Node) -> Sequence[int] | None:
-    """The shape of what a call gives, where that takes no call (PyTorch's own are slow at it)."""
-    if kind(node) in ELEMENTWISE:
-        return list(torch.broadcast_shapes(*(val(n).shape for n in node.all_input_nodes)))
-    if kind(node) in (Kind.NORM, Kind.SOFTMAX):
-        return shape_of(operand(node))
-    if is_call(node, aten.linear):
-        x, weight = node.args[:2]
-        return [*shape_of(x)[:-1], shape_of(weight)[0]]
-    return None
