@@ -4,7 +4,7 @@ and what in the model stops or replaces a gradient on the way."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -19,8 +19,9 @@ from relprop.errors import first_line
 from relprop.operations import Args, Kwargs, Operator, Value
 from relprop.tracer.binding import Inputs, flatten_output
 from relprop.tracer.kernels import CALLS
-from relprop.tracer.model_comparison import difference, largest
+from relprop.tracer.model_comparison import difference, giving_few, largest
 from relprop.tracer.program import Program
+from relprop.tracer.readout import Head, Indices
 from relprop.tracer.recorded import frame_source
 from relprop.tracer.side_effects import taken_back
 from relprop.tracer.surroundings import as_python, undisturbed
@@ -130,31 +131,39 @@ def _history(out: Tensor) -> Iterator[Node]:
             left += [g for g, _ in f.next_functions]
 
 
-#: A number of one sample, (1,), from its outputs, batch first.
-Scalar = Callable[[Mapping[fx.Node, Tensor]], Tensor]
+#: A number of one sample, (1,), from its outputs, batch first, and what there is of some of these.
+Scalar = Callable[[Mapping[fx.Node, Tensor], Indices], Tensor]
 
 
 def mixture_of(nodes: Collection[fx.Node]) -> Scalar:
     """The sum of the mixtures of some outputs."""
-    return lambda outputs: torch.stack([mixtures(outputs[n]) for n in nodes]).sum(0)
+    return lambda outputs, _: torch.stack([mixtures(outputs[n]) for n in nodes]).sum(0)
 
 
 def model_gradients(
-    program: Program, model: nn.Module, one: Inputs, scalar: Scalar, at: Mapping[str, Tensor]
+    program: Program,
+    model: nn.Module,
+    one: Inputs,
+    scalar: Scalar,
+    at: Mapping[str, Tensor],
+    heads: Sequence[Head] = (),
 ) -> ModelGradients:
     """Autograd through the model for one sample alone, of a ``scalar`` of its outputs. ``at``: the
-    values of the explained inputs' embeddings, batch first, of that sample."""
+    values of the explained inputs' embeddings, batch first, of that sample; ``heads``: those of
+    which only what is read is made."""
     own = ModelGradients()
     direct = {n for n, leaf in program.leaves.items() if leaf.op == "placeholder"}
     watch = _Watch({n: v for n, v in at.items() if n not in direct}, own)
     outputs = list[Tensor]()
-    with _refusing(own):
+    kept: Indices = {}
+    with _refusing(own), giving_few(model, heads) as few:
         given, outputs = _attached_run(model, one, direct, watch)
+        kept = few()
     if not outputs:
         return own
     with torch.enable_grad():
         rows = (t[None] for t in outputs)
-        number = scalar(dict(zip(program.output_nodes, rows, strict=False))).sum()
+        number = scalar(dict(zip(program.output_nodes, rows, strict=False)), kept).sum()
     leaves = {**{n: [given[n]] for n in one.names if n in direct}, **watch.leaves}
     backward = (f for f in _history(number) if isinstance(f, BackwardCFunction))
     own.functions.update((_called(f), None) for f in backward)

@@ -29,6 +29,7 @@ from relprop.tracer.lengths import Shapes, sizes_of
 from relprop.tracer.model_comparison import difference, largest, tolerance
 from relprop.tracer.offloaded import is_offloaded
 from relprop.tracer.program import Program, is_floating
+from relprop.tracer.readout import Head
 from relprop.tracer.shadow import thread_safe
 from relprop.tracer.surroundings import undisturbed
 
@@ -118,15 +119,17 @@ def confirmed(
     mine: Mapping[str, Tensor],
     at: Mapping[str, Tensor],
     size: float,
+    heads: Sequence[Head] = (),
 ) -> Slopes | None:
     """Whether gradients that were taken anyway are the model's: ``mine``, at the leaves, of the
     ``scalars`` of the first samples, with the leaves' values ``at``, all batch first, and the
-    largest value of any output. ``None`` where that cannot be said: they differ, the model has
-    gradients of its own making, which may be others at other outputs, or they are 0 at more than
-    half of an input's numbers, so that they say little about the graph."""
+    largest value of any output; ``heads``: those of which only what is read need be made. ``None``
+    where that cannot be said: they differ, the model has gradients of its own making, which may be
+    others at other outputs, or they are 0 at more than half of an input's numbers, so that they say
+    little about the graph."""
     model, some = thread_safe(model), inputs.select(0, len(scalars))
     try:
-        own = _of_each(program, model, some, scalars, at)
+        own = _of_each(program, model, some, scalars, at, heads)
     except (RelpropError, RuntimeError, NotImplementedError):
         return None
     seen, theirs = _seen(own), [o.gradients for o in own]
@@ -145,12 +148,13 @@ def _of_each(
     inputs: Inputs,
     scalars: Sequence[Scalar],
     at: Mapping[str, Tensor],
+    heads: Sequence[Head] = (),
 ) -> list[ModelGradients]:
     """Autograd through the model for each sample alone, with its own scalar."""
     found = []
     for i, scalar in enumerate(scalars):
         alone, values = inputs.select(i, i + 1), {n: v[i] for n, v in at.items()}
-        found.append(model_gradients(program, model, alone, scalar, values))
+        found.append(model_gradients(program, model, alone, scalar, values, heads))
     return found
 
 
@@ -190,7 +194,7 @@ def _ours(
         every = {
             n: v if is_batched(n) else v.expand(inputs.batch, *v.shape) for n, v in ends.items()
         }
-        scalars = mixture_of(nodes)(every)
+        scalars = mixture_of(nodes)(every, {})
         found = done.gradients(scalars, leaves.values(), again=False)
         size = max(largest(v.detach()) for v in ends.values())
     return (

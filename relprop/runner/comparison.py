@@ -19,7 +19,7 @@ from relprop.targets.start import Start
 from relprop.tracer.facts import is_batched, is_floating
 from relprop.tracer.model_comparison import largest
 from relprop.tracer.offloaded import is_offloaded
-from relprop.tracer.readout import Index, taken, whole_index
+from relprop.tracer.readout import Index, Indices, taken, whole_index, within
 
 
 @dataclass
@@ -77,6 +77,7 @@ class Comparison:
             {name: gradients[n][:samples] for name, n in named},
             {name: values[n][:samples].detach() for name, n in named},
             max(largest(w.value) for w in weights.values()),
+            self.verifier.heads,
         )
 
 
@@ -110,8 +111,13 @@ def _weights(outputs: Mapping[fx.Node, Made], start: Start) -> dict[fx.Node, _We
 
 
 def _weighted(
-    weights: Mapping[fx.Node, _Weight], sample: int, outputs: Mapping[fx.Node, Tensor]
+    weights: Mapping[fx.Node, _Weight],
+    sample: int,
+    outputs: Mapping[fx.Node, Tensor],
+    kept: Indices,
 ) -> Tensor:
-    """One sample's outputs, batch first, each times how y_t changes with it."""
-    parts = (taken(n, outputs[n], w.index) * w.slope[sample] for n, w in weights.items())
+    """One sample's outputs, batch first, each times how y_t changes with it; ``kept``: what there
+    is of some."""
+    there = {n: within(w.index, kept.get(n, whole_index(n))) for n, w in weights.items()}
+    parts = (taken(n, outputs[n], there[n]) * w.slope[sample] for n, w in weights.items())
     return torch.stack([part.sum() for part in parts]).sum()

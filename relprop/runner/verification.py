@@ -99,7 +99,7 @@ class Verifier:
         self.model, self.verify = model, verify
         self._inputs: Inputs | None = None
         self._outputs = list[Tensor]()
-        self._heads: Sequence[Head] = ()
+        self.heads: Sequence[Head] = ()
         self._kept: Indices = {}
         self._outcomes: dict[str, str] = {}
         self.notices: list[RelpropWarning] = []
@@ -121,7 +121,7 @@ class Verifier:
         so. Raises ``InputError`` if it fails on them."""
         if not self.verify:
             return
-        self._heads = heads
+        self.heads = heads
         with doing("running the model"):
             self._outputs, self._kept = self._run(inputs)
         self._inputs = inputs
@@ -133,9 +133,9 @@ class Verifier:
             if inputs.is_same(sample):
                 self.returned.clear()
                 return outputs, {}
-        if self._heads:
+        if self.heads:
             with contextlib.suppress(InputError):
-                return outputs_of_few(self.model, inputs, self._heads)
+                return outputs_of_few(self.model, inputs, self.heads)
         try:
             return model_outputs(self.model, inputs), {}
         except InputError:
@@ -158,7 +158,7 @@ class Verifier:
             return Reference(part, first, places, {})
         last, whole = first + part.batch, self._inputs.batch
         if not self._outputs:  # let go, and run once more: there was no memory
-            self.run_model(self._inputs, self._heads)
+            self.run_model(self._inputs, self.heads)
         some = slice(first, last)
         found = expected(program, self._outputs, places, some, whole, self._kept)
         if last == whole:

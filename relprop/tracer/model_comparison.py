@@ -4,7 +4,7 @@ computed for the same samples."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -20,7 +20,7 @@ from relprop.tracer.facts import is_batched
 from relprop.tracer.flat import run_eager
 from relprop.tracer.modules import named_modules
 from relprop.tracer.program import OutputTree, Program, is_floating
-from relprop.tracer.readout import Head, Index, Indices, sizes, taken, whole_index, within
+from relprop.tracer.readout import Head, Indices, sizes, taken, whole_index, within
 from relprop.tracer.run import execute
 from relprop.tracer.shadow import thread_safe
 from relprop.tracer.side_effects import taken_back
@@ -111,18 +111,26 @@ def model_run(model: nn.Module, inputs: Inputs, draws: Numbers = NO_NUMBERS) -> 
 
 def outputs_of_few(
     model: nn.Module, inputs: Inputs, heads: Sequence[Head]
-) -> tuple[list[Tensor], dict[fx.Node, Index]]:
+) -> tuple[list[Tensor], Indices]:
     """The tensors that the model itself returns, its ``heads`` run on the positions that are read
     alone, and the outputs that were made so, with what there is of them. Raises ``InputError``
     where that is no way to run it."""
     run = thread_safe(model)
-    there = dict(named_modules(run))
+    with giving_few(run, heads) as given:
+        outputs, _ = _outputs(run, inputs, {})
+        return outputs, given()
+
+
+@contextlib.contextmanager
+def giving_few(model: nn.Module, heads: Sequence[Head]) -> Iterator[Callable[[], Indices]]:
+    """Within, the model's ``heads`` run on the positions that are read alone. Gives what tells the
+    outputs that were made so, with what there is of them."""
+    there = dict(named_modules(model))
     hooks = [_GiveFew(head) for head in heads if head.path in there]
     with undone() as steps:
         for hook in hooks:
             steps.append(there[hook.head.path].register_forward_pre_hook(hook).remove)
-        outputs, _ = _outputs(run, inputs, {})
-    return outputs, {hook.head.output: hook.head.index for hook in hooks if hook.gave}
+        yield lambda: {hook.head.output: hook.head.index for hook in hooks if hook.gave}
 
 
 def watched_run(
