@@ -33,7 +33,7 @@ from relprop.tracer.binding import Inputs, refuse_unlike
 from relprop.tracer.calls import Values
 from relprop.tracer.draws import numbers_of
 from relprop.tracer.facts import is_batched
-from relprop.tracer.lengths import sizes_of
+from relprop.tracer.lengths import OFF_LINE, by_length, sizes_of
 from relprop.tracer.model_comparison import (
     KEEP_STEADY,
     UNSTEADY,
@@ -51,7 +51,7 @@ from relprop.tracer.model_comparison import (
 from relprop.tracer.program import Program
 from relprop.tracer.readout import Head, Indices, taken, whole_index
 from relprop.tracer.run import execute
-from relprop.tracer.trace import BY_LENGTH, forget, forget_by_length
+from relprop.tracer.trace import forget, forget_by_length
 from relprop.tracer.verify import CLOSER
 
 T = TypeVar("T")
@@ -202,19 +202,21 @@ class Verifier:
         if self._inputs is None:
             return "not compared with the model: verify=False"
         program = session.program
-        if BY_LENGTH in program.memo:  # nothing else says that it is the model's
-            if len(ref.expected) < len(ref.indices) or self._gaps(program, ref, values, CLOSER):
-                raise _OtherLength
-            program.memo.forget(BY_LENGTH)
-        found = self._gaps(program, ref, values)
+        made_of_two = by_length(program) in program.kin  # nothing else says that it is the model's
+        closer = CLOSER if made_of_two else 1.0
+        found = self._gaps(program, ref, values, closer)
         if found and self._kept:  # or the head is not what it looks like
             self.run_model(self._inputs)
             ref = self.reference(program, ref.part, (), ref.first, ref.indices)
-            found = self._gaps(program, ref, values)
+            found = self._gaps(program, ref, values, closer)
         if found and program.dtype is not None:  # another precision may round, or pick, otherwise
             program = replace(program, dtype=None)
             values = ref.parts(execute(program, self.model, ref.part, ref.indices))
-            found = self._gaps(program, ref, values)
+            found = self._gaps(program, ref, values, closer)
+        if made_of_two and (found or len(ref.expected) < len(ref.indices)):
+            program.kin.cache(OFF_LINE, lambda: True)
+            raise _OtherLength
+        program.kin.forget(by_length(program))
         ends = dict(zip(program.outputs.names, program.output_nodes, strict=True))
         found = [
             g
@@ -341,8 +343,10 @@ def verified(
                 raise stale.args[0] from None
             forget(model)
             verifier.returned, anew = None, True
-        except (_OtherLength, RuntimeError, IndexError) as error:
-            if not forget_by_length(model) and not isinstance(error, _OtherLength):
+        except _OtherLength:
+            forget_by_length(model)
+        except (RuntimeError, IndexError):  # sizes that do not fit
+            if not forget_by_length(model):
                 raise
         except InputError:
             if not (names := verifier.other_reading()):

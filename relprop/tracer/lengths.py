@@ -9,7 +9,7 @@ length) is known only from the model's own outputs, with which the graph is comp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from fractions import Fraction
 
@@ -23,6 +23,10 @@ from relprop.tracer.facts import facts_of, know, shape
 from relprop.tracer.program import Program
 
 Shapes = tuple[tuple[int, ...], ...]
+
+
+#: What programs of all lengths have in common once one that was made of two was not the model.
+OFF_LINE = "two lengths do not give all"
 
 
 class _OffLine(Exception):
@@ -94,6 +98,12 @@ def _structure(program: Program) -> tuple[object, ...]:
     turned = [s.transposed for s in program.sites]
     leaves = {name: number[leaf] for name, leaf in program.leaves.items()}
     return len(number), leaves, sites, turned, [number[n] for n, _ in program.no_sites]
+
+
+def by_length(program: Program) -> Hashable:
+    """What a program that was made of two lengths has in ``kin`` until somebody compares it with
+    the model."""
+    return "made of two lengths", sizes_of(program)
 
 
 def sizes_of(program: Program) -> Shapes:

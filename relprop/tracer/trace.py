@@ -22,7 +22,7 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.draws import is_random_call
 from relprop.tracer.facts import describe, facts_of
 from relprop.tracer.leaves import hold_still
-from relprop.tracer.lengths import graph_at, has_same_calls, is_alike
+from relprop.tracer.lengths import OFF_LINE, by_length, graph_at, has_same_calls, is_alike
 from relprop.tracer.model_comparison import Run, model_run
 from relprop.tracer.offloaded import runs_on, tensor_of
 from relprop.tracer.passes import canonicalise
@@ -86,9 +86,6 @@ RETURNED: ContextVar[list[tuple[Inputs, list[Tensor]]] | None] = ContextVar(
 )
 #: The models whose stored graphs are not read.
 _ANEW: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-#: What a program says that was made of two lengths and that nobody has compared yet, and what those
-#: of all lengths do, once one was not the model.
-BY_LENGTH, OFF_LINE = "made of two lengths", "two lengths do not give all"
 _cache: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary()
 
 
@@ -182,7 +179,7 @@ class _Tracing:
             if not is_alike(program, first):
                 continue
             if later:
-                program.memo.cache(BY_LENGTH, lambda: True)
+                program.kin.cache(by_length(program), lambda: True)
                 return program
             if agrees(program, model, sample, eager):
                 return self._returned(program, eager)
@@ -269,9 +266,10 @@ def forget_by_length(model: nn.Module) -> bool:
     """Make no program of two lengths any more before it was compared with the model, and forget
     those that were not; whether there were any."""
     known = _cache.get(model, _Known())
-    gone = {k: p for k, p in known.programs.items() if BY_LENGTH in p.memo}
+    gone = {k: p for k, p in known.programs.items() if by_length(p) in p.kin}
     for key, program in gone.items():
         program.kin.cache(OFF_LINE, lambda: True)
+        program.kin.forget(by_length(program))
         known.drop(key)
     return bool(gone)
 

@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import relprop
 from relprop.errors import CaptureError, InputError, RelpropWarning, RoundingError
+from relprop.runner import comparison, verification
 from tests.common.models import FEATURES, TOKENS, build, closeness, sample
 
 FACTOR = 2.0
@@ -624,3 +625,44 @@ def test_gradients_that_rounding_decides_are_not_compared():
     assert "the last digits of 'input_0' move its gradient" in compared
     away = relprop.explain(AtTheBorder(x), x + 1, 1, method="gradient_x_input").facts["compared"]
     assert "gradients equal" in away
+
+
+def test_the_gradients_that_an_answer_takes_are_the_ones_compared(monkeypatch):
+    """No mixture of outputs is differentiated where the target's own gradients tell; and they do
+    not, where they are others than the model's."""
+    asked, real = [], comparison.confirmed
+
+    def confirmed(program, model, inputs, scalars, mine, *more):
+        off = {name: g * torch.linspace(0.99, 1.01, g.shape[-1]) for name, g in mine.items()}
+        assert real(program, model, inputs, scalars, off, *more) is None
+        asked.append(len(scalars))
+        return real(program, model, inputs, scalars, mine, *more)
+
+    monkeypatch.setattr(comparison, "confirmed", confirmed)
+    monkeypatch.setattr(verification, "slopes", lambda *a: pytest.fail("a pass of its own"))
+    model, x = build(), sample()
+    for target in (1, [0, 2, 1], lambda y: (y[:, 0] - y[:, 1]).tanh(), 3):
+        found = relprop.explain(model, x, target)
+        assert "gradients equal to autograd's" in found.facts["compared"]
+    assert asked == [2]
+
+
+def test_a_target_that_few_entries_reach_does_not_vouch_for_the_graph(monkeypatch):
+    """A sum of one token's features alone: what is compared is a mixture of all outputs."""
+    mixed, real = [], verification.slopes
+    monkeypatch.setattr(verification, "slopes", lambda *a: mixed.append(1) or real(*a))
+
+    class Causal(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v = (nn.Linear(FEATURES, FEATURES) for _ in "qkv")
+
+        def forward(self, x):
+            q, k, v = self.q(x), self.k(x), self.v(x)
+            return x + F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    x = torch.randn(2, TOKENS, FEATURES)
+    for place, passes in ((TOKENS - 1, 0), (0, 1)):
+        mixed.clear()
+        relprop.explain(Causal().eval(), x, (place, 1))
+        assert len(mixed) == passes

@@ -1,6 +1,7 @@
 """Inputs that differ in length alone: two are captured, and the graph of any other is made of those
 two, if the model itself agrees."""
 
+import copy
 import math
 
 import pytest
@@ -232,3 +233,48 @@ def test_what_is_kept_of_a_model_that_changes_has_a_bound():
         model.times = i
         trace_program(model, bind(vectors(5)))
     assert len(trace._cache[model].captured) == 8
+
+
+def test_a_graph_of_another_length_is_compared_where_the_answer_is(captures, monkeypatch):
+    """No pass of its own compares it; a window that begins to matter is seen all the same, and from
+    then on graphs are compared before they are used."""
+    passes = []
+    agrees = trace.agrees
+    monkeypatch.setattr(trace, "agrees", lambda *a: passes.append(a) or agrees(*a))
+    torch.manual_seed(0)
+    model = Attention(window).eval()
+    found = []
+    for n in (4, 6, 8, 10, 12, 7):
+        mine = relprop.explain(model, vectors(n), 1)
+        found.append((len(captures), bool(passes)))
+        alone = relprop.explain(copy.deepcopy(model), vectors(n), 1)
+        del captures[found[-1][0] :]
+        assert torch.allclose(mine.scores, alone.scores, rtol=1e-5)
+    assert found[:3] == [(1, False), (2, False), (2, False)]
+    assert found[3] == (3, True)
+    assert found[5][0] == found[4][0]
+
+
+class Cut(nn.Module):
+    """Its table of positions is looked up by how many there are; from 9 on it is another table."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Attention()
+        self.table = nn.Parameter(torch.randn(8, WIDTH))
+
+    def forward(self, x):
+        n = x.shape[1]
+        places = self.table[:n] if n < 9 else self.table.repeat(2, 1)[:n]
+        return self.inner(x + places)
+
+
+@pytest.mark.parametrize("precision", [None, "float64"])
+def test_a_graph_that_does_not_run_at_another_length_is_captured(precision):
+    torch.manual_seed(0)
+    model = Cut().eval()
+    for n in (5, 7, 8, 10, 12):
+        mine = relprop.explain(model, vectors(n), 1, precision=precision)
+        alone = relprop.explain(copy.deepcopy(model), vectors(n), 1, precision=precision)
+        assert torch.allclose(mine.scores, alone.scores, rtol=1e-5)
+        assert "equal to the model's own output" in mine.facts["compared"]

@@ -15,6 +15,7 @@ from relprop.tracer.binding import bind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import drop_unused, emit, is_live
 from relprop.tracer.facts import Facts, know
+from relprop.tracer.passes.functions import by_probing
 from relprop.tracer.passes.lanes.merging import merge_lanes
 from relprop.tracer.passes.lanes.same import Numbers
 from relprop.tracer.passes.products.factors import join_factors
@@ -522,3 +523,23 @@ def test_a_sum_is_the_same_in_another_order_and_another_multiple_is_not():
     twice = graph.call_function(torch.ops.aten.add.Tensor, (a, a))
     numbers = Numbers()
     assert numbers.same(sums) and not numbers.same(multiples) and not numbers.same([sums[0], twice])
+
+
+def test_what_was_found_of_one_block_holds_for_the_next_of_its_form(monkeypatch):
+    """Four norms by hand, of two forms: two are tried, and each is a norm with its own ε."""
+    tried, recognise = [], by_probing._norm
+    monkeypatch.setattr(by_probing, "_norm", lambda p: tried.append(p) or recognise(p))
+
+    def norm(x, eps):
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + eps)
+
+    def body(model, x):
+        for eps in (1e-3, 1e-5, 1e-3, 1e-5):
+            x = x + model.linear(norm(x, eps)).tanh()
+        return x
+
+    program = equals(Model(body).double(), sample())
+    norms = [n for n in program.graph.nodes if name_of(n) == "layer_norm"]
+    assert [n.args[4] for n in norms] == [1e-3, 1e-5, 1e-3, 1e-5]
+    assert len({p.form for p in tried}) == len(tried) >= 2
