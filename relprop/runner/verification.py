@@ -33,7 +33,7 @@ from relprop.tracer.binding import Inputs, refuse_unlike
 from relprop.tracer.calls import Values
 from relprop.tracer.draws import numbers_of
 from relprop.tracer.facts import is_batched
-from relprop.tracer.lengths import OFF_LINE, by_length, sizes_of
+from relprop.tracer.lengths import by_length, sizes_of, was_wrong
 from relprop.tracer.model_comparison import (
     KEEP_STEADY,
     UNSTEADY,
@@ -85,7 +85,7 @@ class _Stale(Exception):
 
 
 class _OtherLength(Exception):
-    """The program that two other lengths give isn't the model at this one."""
+    """The program that other lengths give isn't the model at this one."""
 
 
 class _Shared(Exception):
@@ -202,8 +202,8 @@ class Verifier:
         if self._inputs is None:
             return "not compared with the model: verify=False"
         program = session.program
-        made_of_two = by_length(program) in program.kin  # nothing else says that it is the model's
-        closer = CLOSER if made_of_two else 1.0
+        made = by_length(program) in program.kin  # so that nothing else says that it is the model's
+        closer = CLOSER if made else 1.0
         found = self._gaps(program, ref, values, closer)
         if found and self._kept:  # or the head is not what it looks like
             self.run_model(self._inputs)
@@ -213,8 +213,8 @@ class Verifier:
             program = replace(program, dtype=None)
             values = ref.parts(execute(program, self.model, ref.part, ref.indices))
             found = self._gaps(program, ref, values, closer)
-        if made_of_two and (found or len(ref.expected) < len(ref.indices)):
-            program.kin.cache(OFF_LINE, lambda: True)
+        if made and (found or len(ref.expected) < len(ref.indices)):
+            was_wrong(program)
             raise _OtherLength
         program.kin.forget(by_length(program))
         ends = dict(zip(program.outputs.names, program.output_nodes, strict=True))

@@ -1,10 +1,11 @@
-"""The graph for one more length of the inputs, from two that were captured.
+"""The graph for one more length of the inputs, from one or two that were captured.
 
 Two captures of a model that differ in the length of their inputs mostly give the same graph twice,
-with other whole numbers in it: shapes, ends of slices, how many positions are made. Where each of
-these numbers lies on one line through both, the line gives those of a third length, without a
-capture. Whether the model follows the line (it need not: a window may begin to matter at some
-length) is known only from the model's own outputs, with which the graph is compared.
+with other whole numbers in it: shapes, ends of slices, how many positions are made. Most of them
+are the length itself: so the graph for a second length is guessed from the first one's. Where that
+is not the model, a second one is captured. Where each number lies on one line through both, the
+line gives those of a third length. Whether the model follows (it need not: a window may begin to
+matter at some length) is known only from the model's own outputs, with which the graph is compared.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from relprop.tracer.program import Program
 Shapes = tuple[tuple[int, ...], ...]
 
 
-#: What programs of all lengths have in common once one that was made of two was not the model.
-OFF_LINE = "two lengths do not give all"
+#: How a graph was made of those of other lengths; in ``Program.kin``, once one was not the model.
+GUESSED, ON_LINE = "guessed from one length", "made of two lengths"
 
 
 class _OffLine(Exception):
@@ -65,11 +66,37 @@ class _Line:
         return a
 
 
+@dataclass(frozen=True)
+class _Guess:
+    """``moved``: the sizes of inputs that are others, and which; every number that is one of them
+    is taken for it."""
+
+    moved: Mapping[int, int]
+
+    @classmethod
+    def of(cls, first: Shapes, other: Shapes) -> _Guess:
+        """The guess from the sizes of inputs; a size must not be another in one place alone."""
+        pairs = {*zip(sum(first, ()), sum(other, ()), strict=True)}
+        moved = {a: b for a, b in pairs if a != b}
+        if len({a for a, _ in pairs if a in moved}) < sum(a in moved for a, _ in pairs):
+            raise _OffLine
+        return cls(moved)
+
+    def at(self, a: object, _: object) -> object:
+        """An argument of the first graph at the other sizes."""
+        return self.moved.get(a, a) if type(a) is int else a
+
+
 def graph_at(first: Program, second: Program, sizes: Shapes) -> fx.Graph | None:
     """The graph of two programs of one model, for inputs of other ``sizes`` (of one sample, leading
-    1); ``None`` where the two differ in more than numbers on a line."""
+    1), or of one, given twice, as a guess; ``None`` where there is none: two differ in more than
+    numbers on a line, or the sizes do not fit."""
     try:
-        line = _Line.through(sizes_of(first), sizes_of(second), sizes)
+        line: _Line | _Guess
+        if first is second:
+            line = _Guess.of(sizes_of(first), sizes)
+        else:
+            line = _Line.through(sizes_of(first), sizes_of(second), sizes)
         _compare_constants(first.constants, second.constants)
         return _graph(first.graph, second.graph, line, sizes)
     except _OffLine:
@@ -101,9 +128,15 @@ def _structure(program: Program) -> tuple[object, ...]:
 
 
 def by_length(program: Program) -> Hashable:
-    """What a program that was made of two lengths has in ``kin`` until somebody compares it with
+    """Under which ``kin`` says how a program was made of other lengths, until it is compared with
     the model."""
-    return "made of two lengths", sizes_of(program)
+    return "not compared yet", sizes_of(program)
+
+
+def was_wrong(program: Program) -> None:
+    """Write down that a program that was made of other lengths is not the model."""
+    how = program.kin.cache(by_length(program), lambda: ON_LINE)
+    program.kin.cache(how, lambda: True)
 
 
 def sizes_of(program: Program) -> Shapes:
@@ -120,7 +153,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and bool(torch.equal(a, b))
 
 
-def _graph(first: fx.Graph, second: fx.Graph, line: _Line, sizes: Shapes) -> fx.Graph:
+def _graph(first: fx.Graph, second: fx.Graph, line: _Line | _Guess, sizes: Shapes) -> fx.Graph:
     """The first graph with the numbers of the third length."""
     if len(first.nodes) != len(second.nodes):
         raise _OffLine

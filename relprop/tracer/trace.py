@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import combinations, islice
 
 from torch import Tensor, nn
@@ -22,7 +23,15 @@ from relprop.tracer.constants import Constants
 from relprop.tracer.draws import is_random_call
 from relprop.tracer.facts import describe, facts_of
 from relprop.tracer.leaves import hold_still
-from relprop.tracer.lengths import OFF_LINE, by_length, graph_at, has_same_calls, is_alike
+from relprop.tracer.lengths import (
+    GUESSED,
+    ON_LINE,
+    by_length,
+    graph_at,
+    has_same_calls,
+    is_alike,
+    was_wrong,
+)
 from relprop.tracer.model_comparison import Run, model_run
 from relprop.tracer.offloaded import runs_on, tensor_of
 from relprop.tracer.passes import canonicalise
@@ -99,10 +108,10 @@ def trace_program(
     Where the call itself does not, the graph is compared with the model on the first sample, once,
     and a mismatch raises ``CaptureError``. Programs are cached per model and input shapes, until
     the model's structure changes; one that depends on values serves inputs of which Python reads
-    the same values, if that can be told. Of inputs that differ in their lengths alone, two are
-    captured, and the others' programs are made of those where the model's outputs agree. What was
-    captured may be stored for later processes (``tracer.stored``). Threads may call this at once:
-    one captures at a time, on a shadow of the model.
+    the same values, if that can be told. Of inputs that differ in their lengths alone, one or two
+    are captured, and the others' programs are made of those where the model's outputs agree. What
+    was captured may be stored for later processes (``tracer.stored``). Threads may call this at
+    once: one captures at a time, on a shadow of the model.
     """
     made = structure(model)
     key = (inputs.signature, made, token_inputs)
@@ -164,10 +173,15 @@ class _Tracing:
         anyway, none at all. ``run``: what the model returned for it, if it ran."""
         model, sample = self.model, self.sample
         sizes = tuple(tuple(t.shape) for t in sample.tensors)
-        for first, second in combinations(reversed(tuple(self.others)), 2):
-            if first.draws or (graph := graph_at(first, second, sizes)) is None:
+        others = tuple(reversed(self.others))
+        pairs = combinations(others, 2) if len(others) > 1 else zip(others, others, strict=True)
+        for first, second in pairs:
+            how = GUESSED if first is second else ON_LINE
+            if first.draws or (how == GUESSED and how in first.kin):
                 continue
-            later = run is None and RETURNED.get() is not None and OFF_LINE not in first.kin
+            if (graph := graph_at(first, second, sizes)) is None:
+                continue
+            later = run is None and RETURNED.get() is not None and how not in first.kin
             if not later:
                 run = run or model_run(model, sample)
             eager, outputs = run or ([], first.outputs)
@@ -179,10 +193,12 @@ class _Tracing:
             if not is_alike(program, first):
                 continue
             if later:
-                program.kin.cache(by_length(program), lambda: True)
+                program.kin.cache(by_length(program), partial(str, how))
                 return program
             if agrees(program, model, sample, eager):
                 return self._returned(program, eager)
+            if how == GUESSED:
+                first.kin.cache(GUESSED, lambda: True)
         return None
 
     def read(self, stored: Stored) -> Program | None:
@@ -263,12 +279,12 @@ class _Tracing:
 
 
 def forget_by_length(model: nn.Module) -> bool:
-    """Make no program of two lengths any more before it was compared with the model, and forget
+    """Use no program of other lengths any more before it was compared with the model, and forget
     those that were not; whether there were any."""
     known = _cache.get(model, _Known())
     gone = {k: p for k, p in known.programs.items() if by_length(p) in p.kin}
     for key, program in gone.items():
-        program.kin.cache(OFF_LINE, lambda: True)
+        was_wrong(program)
         program.kin.forget(by_length(program))
         known.drop(key)
     return bool(gone)

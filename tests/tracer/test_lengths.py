@@ -1,5 +1,5 @@
-"""Inputs that differ in length alone: two are captured, and the graph of any other is made of those
-two, if the model itself agrees."""
+"""Inputs that differ in length alone: one or two are captured, and the graph of any other is made
+of those, if the model itself agrees."""
 
 import copy
 import math
@@ -112,6 +112,11 @@ def as_squares(scores):
     return scores.flatten(1).mul(0.5).unflatten(1, scores.shape[1:])
 
 
+def all_but_the_last(x):
+    """A number that is not the length, but one less."""
+    return x[:, : x.shape[1] - 1] * 2
+
+
 def gated(x):
     """An activation that is written out."""
     return x * torch.sigmoid(1.702 * x)
@@ -140,6 +145,7 @@ SUBJECTS = {
     "an activation written out": (lambda: Attention(mixed=gated), vectors, 1),
     "an activation by the length": (lambda: Attention(mixed=gated_by_length), vectors, 1),
     "einsum and a row in place": (lambda: Attention(mixed=by_einsum), vectors, 1),
+    "all but the last": (lambda: Attention(mixed=all_but_the_last), vectors, 1),
     "a shape that is a square": (lambda: Attention(as_squares), vectors, 1),
 }
 
@@ -174,7 +180,7 @@ def captured_for(name, lengths, captures):
 
 @pytest.mark.slow
 def test_two_hundred_lengths_take_two_captures(captures):
-    assert captured_for("bert", range(3, 203), captures) == 2
+    assert captured_for("bert", range(3, 203), captures) <= 2
 
 
 @pytest.mark.parametrize(("name", "most"), [("bert", 2), ("llama", 2), ("t5", 2)])
@@ -187,8 +193,9 @@ def test_many_lengths_take_few_captures(name, most, captures):
     [
         ("a scale by the logarithm of the length", 3),
         ("an activation by the length", 3),
-        ("an activation written out", 2),
+        ("an activation written out", 1),
         ("einsum and a row in place", 2),
+        ("all but the last", 2),
     ],
 )
 def test_what_is_on_no_line_is_captured(name, count, captures):
@@ -204,7 +211,7 @@ def test_a_window_that_begins_to_matter_is_noticed(captures):
         before = len(captures)
         trace_program(model, bind(vectors(n)))
         found[n] = len(captures) - before
-    assert found == {4: 1, 6: 1, 8: 0, 10: 1, 12: 1, 14: 0, 7: 0}
+    assert found == {4: 1, 6: 0, 8: 0, 10: 1, 12: 1, 14: 0, 7: 1}
 
 
 def test_decisions_on_values_are_captured_each_time(captures):
@@ -223,7 +230,7 @@ def test_a_changed_model_is_captured_anew(captures):
         trace_program(model, bind(vectors(n)))
     model.scores = torch.tanh
     program = trace_program(model, bind(vectors(11)))
-    assert len(captures) == 3
+    assert len(captures) == 2
     assert any("tanh" in str(n.target) for n in program.graph.nodes)
 
 
@@ -236,8 +243,8 @@ def test_what_is_kept_of_a_model_that_changes_has_a_bound():
 
 
 def test_a_graph_of_another_length_is_compared_where_the_answer_is(captures, monkeypatch):
-    """No pass of its own compares it; a window that begins to matter is seen all the same, and from
-    then on graphs are compared before they are used."""
+    """No pass of its own compares it; a window that begins to matter is seen all the same. A guess
+    that was wrong is not made again; where a line was, graphs are compared before they are used."""
     passes = []
     agrees = trace.agrees
     monkeypatch.setattr(trace, "agrees", lambda *a: passes.append(a) or agrees(*a))
@@ -250,9 +257,7 @@ def test_a_graph_of_another_length_is_compared_where_the_answer_is(captures, mon
         alone = relprop.explain(copy.deepcopy(model), vectors(n), 1)
         del captures[found[-1][0] :]
         assert torch.allclose(mine.scores, alone.scores, rtol=1e-5)
-    assert found[:3] == [(1, False), (2, False), (2, False)]
-    assert found[3] == (3, True)
-    assert found[5][0] == found[4][0]
+    assert found == [(1, False), (1, False), (1, False), (2, False), (3, False), (4, True)]
 
 
 class Cut(nn.Module):

@@ -14,7 +14,7 @@ from torch import nn
 import relprop
 from relprop.errors import CacheWarning
 from relprop.tracer import stored, trace
-from tests.tracer.test_lengths import bert, ids, llama, masked
+from tests.tracer.test_lengths import bert, ids, llama, masked, vectors
 
 HERE = os.path.dirname(relprop.__path__[0])
 
@@ -88,14 +88,20 @@ def test_another_process_reads_it(tmp_path):
     assert first[1] == second[1]
 
 
-def test_of_two_stored_lengths_any_other_is_made(folder, captures):
-    model = made(bert)
+class Shortened(Pooled):
+    def forward(self, x):
+        return super().forward(x[:, : x.shape[1] - 1])
+
+
+@pytest.mark.parametrize(("kind", "given", "few"), [(bert, masked, 1), (Shortened, vectors, 2)])
+def test_of_one_or_two_stored_lengths_any_other_is_made(folder, captures, kind, given, few):
+    model = made(kind)
     for length in (6, 9):
-        relprop.explain(model, masked(length), 1)
-    assert len(captures) == 2
-    found = relprop.explain(made(bert), masked(8), 1)
-    assert len(captures) == 2
-    expected = relprop.explain(model, masked(8), 1)
+        relprop.explain(model, given(length), 1)
+    assert len(captures) == few
+    found = relprop.explain(made(kind), given(8), 1)
+    assert len(captures) == few
+    expected = relprop.explain(model, given(8), 1)
     torch.testing.assert_close(found.scores, expected.scores)
 
 
