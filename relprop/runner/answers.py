@@ -77,10 +77,8 @@ def _answers_of(
         needs = {i: replace(n, backward=n.backward.keeping_chunks()) for i, n in needs.items()}
     every = list(needs.values())
     whole = [n for n in every if n.differentiates and not n.backward.segments]
-    watched, plain = (
-        tuple(dict.fromkeys(w for n in whole for w in n.watch)),
-        every[0].backward.forms is PLAIN,
-    )
+    watched = tuple(dict.fromkeys(w for n in whole for w in n.watch))
+    plain = every[0].backward.forms is PLAIN
     # where the first target's gradients are to be the model's, too
     leaves = comparison.leaves if comparison is not None and watched and plain else ()
     with doing("running its graph"):
@@ -96,12 +94,17 @@ def _answers_of(
         if watched and starts:
             one, start = every[0], next(iter(starts.values()))
             scalars = done.explained(one.session, one.question, start)
-            again = i + 1 < len(targets)
-            at = dict.fromkeys((*watched, *leaves))
-            found = done.forward.gradients(scalars, at, again=again)
-            if leaves and comparison is not None:
-                comparison.of_target(done, start, found)
-            gradients, leaves = {n: g for n, g in found.items() if n in watched}, ()
+            again, at = i + 1 < len(targets), dict.fromkeys((*watched, *leaves))
+            try:
+                gradients = done.forward.gradients(scalars, at, again=again)
+            except RelpropError:  # before the first attention an operator may have no derivative
+                if comparison is None or not leaves:
+                    raise
+                comparison.apart()
+                return _answers_of(needs, part, targets, comparison, refused, begin)
+            if comparison is not None and leaves:
+                comparison.of_target(done, start, gradients)
+            gradients, leaves = {n: gradients[n] for n in watched if n in gradients}, ()
         row, left = dict[int, Explanation](), Counter(walk_key(needs[k]) for k in starts)
         done.last = i + 1 == len(targets) and len(needs) == 1
         for number, start in starts.items():

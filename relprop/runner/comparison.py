@@ -31,6 +31,7 @@ class Comparison:
     session: Session
     reference: Reference
     gradients: Callable[[], None] = field(init=False, default=lambda: None)
+    _apart: bool = field(init=False, default=False)
 
     def outputs(self, run: Run, *, differentiates: bool) -> None:
         """Refuse outputs that are not the model's."""
@@ -45,11 +46,15 @@ class Comparison:
         compared by a pass of their own; nowhere, if gradients were compared already, or cannot be
         so."""
         program, ref, model = self.session.program, self.reference, self.session.model
-        if not self.verifier.verify or program.dtype is not None or program.draws:
+        if self._apart or not self.verifier.verify or program.dtype is not None or program.draws:
             return ()
         if is_offloaded(model) or known_slopes(self.session, ref.part, (*ref.indices,)) is not None:
             return ()
         return tuple(program.leaves.values())
+
+    def apart(self) -> None:
+        """Take no gradients at the ``leaves`` any more."""
+        self._apart = True
 
     def of_target(self, run: Run, start: Start, gradients: Mapping[fx.Node, Tensor]) -> None:
         """Compare ``gradients``, those of a target at the ``leaves``, with the model's; where they

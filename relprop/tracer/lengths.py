@@ -10,13 +10,13 @@ matter at some length) is known only from the model's own outputs, with which th
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_map
 
 from relprop.operations import ELEMENTWISE, Value, function_of, kind
 from relprop.tracer.editing import val, without_numbers
@@ -171,11 +171,8 @@ def _graph(first: fx.Graph, second: fx.Graph, line: _Line | _Guess, sizes: Shape
     for a, b in zip(first.nodes, second.nodes, strict=True):
         if a.op != b.op or not (a.op == "placeholder" or _same_target(a.target, b.target)):
             raise _OffLine
-        new = graph.node_copy(a, made.__getitem__)
-        try:
-            new.args, new.kwargs = tree_map(third, (a.args, a.kwargs), (b.args, b.kwargs))
-        except ValueError as unlike:  # the two are given different things
-            raise _OffLine from unlike
+        args = _of_both(third, a.args, b.args), _of_both(third, dict(a.kwargs), dict(b.kwargs))
+        new = graph.create_node(a.op, a.target, *args, name=a.name)
         if a.op == "placeholder":
             value: Value = val(a).new_empty(next(given))
         else:
@@ -185,6 +182,18 @@ def _graph(first: fx.Graph, second: fx.Graph, line: _Line | _Guess, sizes: Shape
         know(new, replace(facts_of(a), value=value))
         made[a], pairs[a] = new, b
     return graph
+
+
+def _of_both(function: Callable[[Value, Value], Value], x: Any, y: Any) -> Any:
+    """What a function makes of what stands at the same places of two arguments."""
+    if not isinstance(x, (tuple, list, dict)):
+        return function(x, y)
+    if type(x) is not type(y) or len(x) != len(y):  # the two are given different things
+        raise _OffLine
+    if isinstance(x, dict):
+        return {k: _of_both(function, v, dict(y).get(k)) for k, v in x.items()}
+    made = [_of_both(function, i, j) for i, j in zip(x, y, strict=True)]
+    return tuple(made) if isinstance(x, tuple) else made
 
 
 def _same_target(a: object, b: object) -> bool:
