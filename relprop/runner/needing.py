@@ -222,6 +222,7 @@ class _Asked:
         program, question = self.session.program, self.question
         return {
             "front_end": program.front_end,
+            "graph": program.made or "captured",
             "stored": program.stored,
             "decisions": list(program.decisions),
             "constant_inputs": dict(program.constant_inputs),

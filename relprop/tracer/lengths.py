@@ -27,7 +27,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 #: How a graph was made of those of other lengths; in ``Program.kin``, once one was not the model.
-GUESSED, ON_LINE = "guessed from one length", "made of two lengths"
+GUESSED, ON_LINE = "made of that of another length", "made of those of two other lengths"
 
 
 class _OffLine(Exception):
@@ -128,15 +128,14 @@ def _structure(program: Program) -> tuple[object, ...]:
 
 
 def by_length(program: Program) -> Hashable:
-    """Under which ``kin`` says how a program was made of other lengths, until it is compared with
-    the model."""
+    """What ``kin`` has of a program that was made of other lengths, until it is compared with the
+    model."""
     return "not compared yet", sizes_of(program)
 
 
 def was_wrong(program: Program) -> None:
     """Write down that a program that was made of other lengths is not the model."""
-    how = program.kin.cache(by_length(program), lambda: ON_LINE)
-    program.kin.cache(how, lambda: True)
+    program.kin.cache(program.made, lambda: True)
 
 
 def sizes_of(program: Program) -> Shapes:

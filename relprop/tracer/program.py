@@ -126,7 +126,8 @@ class Program(Captured):
     inputs that are not explained, and why. ``inside``: the nodes before its end that targets read.
     ``changed``: the program as it was captured, where values are set in this one, which the model
     does not have. ``labels``: nodes by name, if anyone asked for names (``tracer.names``).
-    ``axes``: what the axes of each tensor hold that depends on a leaf. ``memo``: what others worked
+    ``axes``: what the axes of each tensor hold that depends on a leaf. ``made``: how, if its graph
+    was not captured but made of those of other lengths. ``memo``: what others worked
     out about this program; a variation of it begins with a memo of its own. ``kin``: what holds for
     all programs of a model that differ in lengths, and for their variations.
     """
@@ -142,6 +143,7 @@ class Program(Captured):
     inside: tuple[fx.Node, ...] = ()
     changed: Program | None = None
     labels: Mapping[str, fx.Node] = field(default_factory=dict)
+    made: str = ""
     kin: Memo = field(default_factory=Memo, repr=False)
     memo: Memo = field(init=False, default_factory=Memo, repr=False)
 

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import combinations, islice
 
 from torch import Tensor, nn
@@ -189,11 +188,13 @@ class _Tracing:
             held = any(facts_of(p).live is False for p in first.placeholders)
             chosen = tuple(first.leaves) if held else self.token_inputs
             program = assemble(raw, sample.names, chosen, model)
-            program = replace(program, constant_inputs=first.constant_inputs, kin=first.kin)
+            program = replace(
+                program, constant_inputs=first.constant_inputs, kin=first.kin, made=how
+            )
             if not is_alike(program, first):
                 continue
             if later:
-                program.kin.cache(by_length(program), partial(str, how))
+                program.kin.cache(by_length(program), lambda: True)
                 return program
             if agrees(program, model, sample, eager):
                 return self._returned(program, eager)

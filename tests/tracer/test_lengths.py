@@ -254,6 +254,7 @@ def test_a_graph_of_another_length_is_compared_where_the_answer_is(captures, mon
     for n in (4, 6, 8, 10, 12, 7):
         mine = relprop.explain(model, vectors(n), 1)
         found.append((len(captures), bool(passes)))
+        assert (mine.facts["graph"] == "captured") == (n not in (6, 8))
         alone = relprop.explain(copy.deepcopy(model), vectors(n), 1)
         del captures[found[-1][0] :]
         assert torch.allclose(mine.scores, alone.scores, rtol=1e-5)
