@@ -21,6 +21,7 @@ from torch import Tensor, fx
 from relprop.operations import ELEMENTWISE, Value, function_of, kind
 from relprop.tracer.editing import val, without_numbers
 from relprop.tracer.facts import facts_of, know, shape
+from relprop.tracer.model_comparison import tolerance
 from relprop.tracer.program import Program
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -125,6 +126,12 @@ def _structure(program: Program) -> tuple[object, ...]:
     turned = [s.transposed for s in program.sites]
     leaves = {name: number[leaf] for name, leaf in program.leaves.items()}
     return len(number), leaves, sites, turned, [number[n] for n, _ in program.no_sites]
+
+
+def is_coarse(program: Program) -> bool:
+    """Whether a program rounds so much (half precision) that its outputs do not tell a graph from
+    one that is nearly the same (a window that is wider by a token)."""
+    return tolerance(program, torch.float32) > 1e-3
 
 
 def by_length(program: Program) -> Hashable:

@@ -29,6 +29,7 @@ from relprop.tracer.lengths import (
     graph_at,
     has_same_calls,
     is_alike,
+    is_coarse,
     was_wrong,
 )
 from relprop.tracer.model_comparison import Run, model_run
@@ -176,7 +177,7 @@ class _Tracing:
         pairs = combinations(others, 2) if len(others) > 1 else zip(others, others, strict=True)
         for first, second in pairs:
             how = GUESSED if first is second else ON_LINE
-            if first.draws or (how == GUESSED and how in first.kin):
+            if first.draws or (how == GUESSED and (how in first.kin or is_coarse(first))):
                 continue
             if (graph := graph_at(first, second, sizes)) is None:
                 continue

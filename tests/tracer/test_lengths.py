@@ -261,6 +261,15 @@ def test_a_graph_of_another_length_is_compared_where_the_answer_is(captures, mon
     assert found == [(1, False), (1, False), (1, False), (2, False), (3, False), (4, True)]
 
 
+@pytest.mark.parametrize(("dtype", "count"), [(torch.float32, 1), (torch.bfloat16, 2)])
+def test_nothing_is_guessed_of_outputs_that_round_much(dtype, count, captures):
+    torch.manual_seed(0)
+    model = Attention().eval().to(dtype)
+    for n in (5, 7, 9):
+        relprop.explain(model, vectors(n).to(dtype), 1)
+    assert len(captures) == count
+
+
 class Cut(nn.Module):
     """Its table of positions is looked up by how many there are; from 9 on it is another table."""
 
