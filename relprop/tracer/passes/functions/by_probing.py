@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch.fx.node import Argument
 from torch.nn import functional as F
 
-from relprop.operations import FILLS, MOVES, Kind, Operator, kind
+from relprop.operations import ELEMENTWISE, FILLS, MOVES, Kind, Operator, kind
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
@@ -87,7 +87,13 @@ def _may_be_norm(part: Piece) -> bool:
     curved = bool(kinds & {Kind.FUNCTION, Kind.STATISTIC, Kind.NORM, Kind.BATCH_NORM})
     divides = kind(part.output) in (Kind.PRODUCT, Kind.QUOTIENT) or not kinds <= INSIDE
     alike = shape_of(part.source) == shape_of(part.output)
-    return curved and divides and alike and kind(part.source) is not Kind.SOFTMAX
+    return (
+        not kinds <= ELEMENTWISE
+        and curved
+        and divides
+        and alike
+        and kind(part.source) is not Kind.SOFTMAX
+    )
 
 
 def _is_read_by_others(part: Piece) -> bool:
@@ -95,7 +101,8 @@ def _is_read_by_others(part: Piece) -> bool:
     kinds = {kind(n) for n in part.nodes}
     if shape_of(part.source) != shape_of(part.output):
         left = [kind(n) for n in part.nodes if kind(n) not in (Kind.RESHAPE, Kind.PERMUTE)]
-        return kinds <= MOVES or left in ([Kind.TOTAL], [Kind.LARGEST])
+        moved = kinds <= MOVES | {Kind.AFFINE, Kind.PRODUCT}
+        return moved or left in ([Kind.TOTAL], [Kind.LARGEST])
     guarded = Kind.SOFTMAX in kinds and bool(kinds & {Kind.TEST, Kind.TOTAL, Kind.STATISTIC})
     return (kinds <= INSIDE | {Kind.SOFTMAX} and not guarded) or not kinds & _CURVED
 

@@ -145,7 +145,7 @@ def _weights(part: Piece) -> list[float] | None:
     columns = torch.stack([x.flatten() for x in drawn], 1)
     if found.numel() <= 2 * len(drawn) or not bool(found.isfinite().all()):
         return None
-    weights = torch.linalg.lstsq(columns, found[:, None]).solution[:, 0]
+    weights = torch.linalg.solve(columns.mT @ columns, columns.mT @ found)  # of random columns
     return list(map(_cleaned, weights.tolist())) if same(columns @ weights, found) else None
 
 
