@@ -53,12 +53,38 @@ def mixtures(value: Tensor) -> Tensor:
     return (finite * weights.to(value.device, value.dtype)).sum(1)
 
 
-class _Watch(TorchFunctionMode):
+class Stops(TorchFunctionMode):
+    """Writes down what stops a gradient while a model runs, or handles it otherwise."""
+
+    def __init__(self, found: dict[str, None]) -> None:
+        super().__init__()
+        self.found = found
+
+    def __torch_function__(
+        self,
+        func: Operator,
+        types: object,
+        args: Args = (),
+        kwargs: Kwargs | None = None,
+    ) -> Value:
+        """Run the function."""
+        self.note(func, args)
+        return func(*args, **(kwargs or {}))
+
+    def note(self, func: Operator, args: Args) -> None:
+        """Look at a call."""
+        if func is torch._C._set_grad_enabled and not args[0]:
+            self.found[f"no_grad at {frame_source()}"] = None
+        if func in STOPS:
+            self.found[f"{STOPS[func]} at {frame_source()}"] = None
+
+
+class _Watch(Stops):
     """The model's own run: the values of leaves that are not inputs become leaves of autograd,
     parts under ``no_grad`` are differentiated, and what stops a gradient is written down."""
 
     def __init__(self, wanted: Mapping[str, Tensor], own: ModelGradients) -> None:
-        super().__init__()
+        super().__init__(own.stops)
         self.wanted, self.own = wanted, own
         self.leaves: dict[str, list[Tensor]] = {}
         self.sizes = {name: largest(value) for name, value in wanted.items()}
@@ -71,11 +97,9 @@ class _Watch(TorchFunctionMode):
         kwargs: Kwargs | None = None,
     ) -> Value:
         """Run the function, and look at what it gives."""
+        self.note(func, args)
         if func is torch._C._set_grad_enabled and not args[0]:
-            self.own.stops[f"no_grad at {frame_source()}"] = None
             return None
-        if func in STOPS:
-            self.own.stops[f"{STOPS[func]} at {frame_source()}"] = None
         call: Operator = CALLS.get(func, func)
         out = call(*args, **(kwargs or {}))
         if isinstance(out, Tensor) and out.is_floating_point() and out.dim() and out.numel():
@@ -117,6 +141,7 @@ def _is(out: Tensor, value: Tensor, size: float) -> bool:
 STOPS: dict[Operator, str] = {
     Tensor.detach: "detach",
     Tensor.data.__get__: ".data",  # type: ignore[attr-defined]
+    Tensor.register_hook: "register_hook",
 }
 
 

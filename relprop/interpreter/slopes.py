@@ -124,22 +124,29 @@ def confirmed(
     """Whether gradients that were taken anyway are the model's: ``mine``, at the leaves, of the
     ``scalars`` of the first samples, with the leaves' values ``at``, all batch first, and the
     largest value of any output; ``heads``: those of which only what is read need be made. ``None``
-    where that cannot be said: they differ, the model has gradients of its own making, which may be
-    others at other outputs, or they are 0 at more than half of an input's numbers, so that they say
-    little about the graph."""
+    where that cannot be said of other targets, too: they differ, the model stops or makes
+    gradients, or has hooks, or they are 0 at more than half of an input's numbers."""
     model, some = thread_safe(model), inputs.select(0, len(scalars))
     try:
         own = _of_each(program, model, some, scalars, at, heads)
     except (RelpropError, RuntimeError, NotImplementedError):
         return None
     seen, theirs = _seen(own), [o.gradients for o in own]
-    if seen != Slopes() or _hooked(model) or _overflows(mine, theirs) is not None:
+    stopped = any(not is_followed(stop) for stop in seen.stops)
+    if seen.skipped or seen.functions or stopped or _hooked(model):
+        return None
+    if _overflows(mine, theirs) is not None:
         return None
     for name, g in mine.items():
         sparse = 2 * int(g.count_nonzero()) < g.numel()
         if sparse or not _is_felt(g, [t[name] for t in theirs], at[name], size):
             return None
-    return None if _largest(program, mine, theirs)[0] else Slopes(sizes=sizes_of(program))
+    return None if _largest(program, mine, theirs)[0] else replace(seen, sizes=sizes_of(program))
+
+
+def is_followed(stop: str) -> bool:
+    """Whether what stops a gradient is passed all the same."""
+    return stop.startswith("no_grad")
 
 
 def _of_each(

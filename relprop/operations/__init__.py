@@ -79,7 +79,7 @@ def _known(target: Operator) -> tuple[Operator, Operation, Operator]:
     if isinstance(own := getattr(target, "operation", None), Operation):  # of one graph, maybe
         return target, own, target
     found = target, _of(target), getattr(target, "overloadpacket", target)
-    return _KNOWN.setdefault(id(target), found)
+    return _KNOWN.setdefault(id(target), found) if callable(target) else found
 
 
 def kind(thing: Operator | fx.Node) -> Kind:

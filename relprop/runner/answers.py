@@ -88,20 +88,17 @@ def _answers_of(
         done.may_differentiate = comparison.gradients if plain else done.may_differentiate
     if watched and not leaves:
         done.may_differentiate()
-    rows = []
+    rows, failed = [], False
     for i, (target, starts) in enumerate(_walked_ahead(needs, done, targets, refused)):
         gradients: Gradients = {}
         if watched and starts:
             one, start = every[0], next(iter(starts.values()))
             scalars = done.explained(one.session, one.question, start)
             again, at = i + 1 < len(targets), dict.fromkeys((*watched, *leaves))
-            try:
+            with suppress(*[RelpropError] if leaves else ()):
                 gradients = done.forward.gradients(scalars, at, again=again)
-            except RelpropError:  # before the first attention an operator may have no derivative
-                if comparison is None or not leaves:
-                    raise
-                comparison.apart()
-                return _answers_of(needs, part, targets, comparison, refused, begin)
+            if failed := bool(leaves) and not gradients:
+                break
             if comparison is not None and leaves:
                 comparison.of_target(done, start, gradients)
             gradients, leaves = {n: gradients[n] for n in watched if n in gradients}, ()
@@ -119,7 +116,11 @@ def _answers_of(
             if not left[key]:  # what questions share is let go with the last of them
                 start.memo.forget(key)
         rows.append(row)
-    return rows
+    if comparison is None or not failed:
+        return rows
+    del done  # before the first attention an operator may have no derivative
+    comparison.apart()
+    return _answers_of(needs, part, targets, comparison, refused, begin)
 
 
 #: What a target is to each question, by number.

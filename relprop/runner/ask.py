@@ -39,9 +39,11 @@ from relprop.runner.relevance import united
 from relprop.runner.run import Part
 from relprop.runner.session import Session, chosen_inputs, open_session
 from relprop.runner.verification import Verifier, verified
+from relprop.targets.inside import reads_inside
 from relprop.targets.plain import without_tensors
 from relprop.targets.resolve import compared_outputs
 from relprop.tracer.binding import Inputs, bind
+from relprop.tracer.lengths import is_unconfirmed
 from relprop.tracer.offloaded import runs_on
 from relprop.tracer.readout import Head, heads_of
 from relprop.tracer.surroundings import same_chance, undisturbed
@@ -138,12 +140,14 @@ class CallInParts:
         if self.verifier.verify and not (program.input_specialised or program.draws):
             targets = [entries(first, last) for entries in self.targets]
             heads = heads_of(indices_of(session, some, targets, self.whole.prepared.processor))
-        self.verifier.run_model(some, heads)
+        self.verifier.run_model(some, heads, watched=is_unconfirmed(program))
 
     def _sessions(self, inputs: Inputs) -> list[Session]:
         """The captured model under the rules of each question."""
         rules = [q.rule_set for q in self.questions]
-        wanted = RETURNED.set(self.verifier.returned)
+        inside = any(reads_inside([entries(0, self.whole.batch)]) for entries in self.targets)
+        inside |= any(q.keep & {"blocks", "matrix"} for q in self.questions)
+        wanted = RETURNED.set(None if inside else self.verifier.returned)
         try:
             with same_chance(self.model):
                 first = open_session(self.model, inputs, rules[0], self.how)

@@ -71,8 +71,8 @@ class Comparison:
     ) -> Slopes | None:
         program, part = self.session.program, self.reference.part
         weights, samples = _weights(run.outputs(program), start), min(part.batch, SAMPLES)
-        if not weights or not weights.keys() <= {*program.output_nodes}:  # a number inside
-            return None
+        if weights.keys() != {n for n in self.reference.indices if is_floating(n)}:
+            return None  # a number inside the model, or of some outputs alone
         values, named = run.values(self.session, self.leaves), program.leaves.items()
         return confirmed(
             program,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -22,8 +23,9 @@ from relprop.errors import (
     is_strict,
     warn,
 )
+from relprop.interpreter.model_gradients import Stops
 from relprop.interpreter.points import Excerpt, Made
-from relprop.interpreter.slopes import SAMPLES, Slopes, slopes
+from relprop.interpreter.slopes import SAMPLES, Slopes, is_followed, slopes
 from relprop.progress import doing
 from relprop.rules.ruleset import registered
 from relprop.runner import differences as says
@@ -33,7 +35,7 @@ from relprop.tracer.binding import Inputs, refuse_unlike
 from relprop.tracer.calls import Values
 from relprop.tracer.draws import numbers_of
 from relprop.tracer.facts import is_batched
-from relprop.tracer.lengths import by_length, sizes_of, was_wrong
+from relprop.tracer.lengths import by_length, is_unconfirmed, sizes_of, was_wrong
 from relprop.tracer.model_comparison import (
     KEEP_STEADY,
     UNSTEADY,
@@ -43,6 +45,7 @@ from relprop.tracer.model_comparison import (
     gaps,
     is_row,
     model_outputs,
+    model_run,
     other_draws,
     outputs_of_few,
     rounding_decides,
@@ -100,6 +103,8 @@ class Verifier:
         self._inputs: Inputs | None = None
         self._outputs = list[Tensor]()
         self.heads: Sequence[Head] = ()
+        self.stops: dict[str, None] = {}
+        self._watch: AbstractContextManager[object] = contextlib.nullcontext()
         self._kept: Indices = {}
         self._outcomes: dict[str, str] = {}
         self.notices: list[RelpropWarning] = []
@@ -116,12 +121,21 @@ class Verifier:
         """The same of several samples is said once, of the first."""
         self._outcomes.setdefault(text.split(":")[0], text)
 
-    def run_model(self, inputs: Inputs, heads: Sequence[Head] = ()) -> None:
+    @property
+    def ran(self) -> bool:
+        """Whether the model ran."""
+        return self._inputs is not None
+
+    def run_model(
+        self, inputs: Inputs, heads: Sequence[Head] = (), *, watched: bool = False
+    ) -> None:
         """Run the model on these samples, its ``heads`` where they are read alone if it can be run
-        so. Raises ``InputError`` if it fails on them."""
+        so; ``watched``: and note where gradients would stop. Raises ``InputError`` if it fails on
+        them."""
         if not self.verify:
             return
-        self.heads = heads
+        self.heads, self.stops = heads, {}
+        self._watch = Stops(self.stops) if watched else contextlib.nullcontext()
         with doing("running the model"):
             self._outputs, self._kept = self._run(inputs)
         self._inputs = inputs
@@ -135,9 +149,9 @@ class Verifier:
                 return outputs, {}
         if self.heads:
             with contextlib.suppress(InputError):
-                return outputs_of_few(self.model, inputs, self.heads)
+                return outputs_of_few(self.model, inputs, self.heads, self._watch)
         try:
-            return model_outputs(self.model, inputs), {}
+            return model_run(self.model, inputs, watch=self._watch)[0], {}
         except InputError:
             refuse_unlike(inputs)
             raise
@@ -189,7 +203,7 @@ class Verifier:
         if found.skipped:
             self._add_outcome(f"gradients not compared: {found.skipped}")
         elif not found.error:
-            followed = [c for c in found.stops if c.startswith("no_grad")]
+            followed = [c for c in found.stops if is_followed(c)]
             more = f", {'; '.join(followed)} differentiated, too" if followed else ""
             other = "" if found.sizes == sizes_of(session.program) else " for other lengths"
             self._add_outcome(f"gradients equal to autograd's{other}{more}")
@@ -202,7 +216,7 @@ class Verifier:
         if self._inputs is None:
             return "not compared with the model: verify=False"
         program = session.program
-        made = by_length(program) in program.kin  # so that nothing else says that it is the model's
+        made = is_unconfirmed(program)  # so that nothing else says that it is the model's
         closer = CLOSER if made else 1.0
         found = self._gaps(program, ref, values, closer)
         if found and self._kept:  # or the head is not what it looks like
@@ -213,7 +227,8 @@ class Verifier:
             program = replace(program, dtype=None)
             values = ref.parts(execute(program, self.model, ref.part, ref.indices))
             found = self._gaps(program, ref, values, closer)
-        if made and (found or len(ref.expected) < len(ref.indices)):
+        stops = self._other_stops(session, ref) if made else False
+        if made and (found or stops or len(ref.expected) < len(ref.indices)):
             was_wrong(program)
             raise _OtherLength
         program.kin.forget(by_length(program))
@@ -237,6 +252,12 @@ class Verifier:
             self._note_draws(session, ref, values)
             return "equal to the model's own output for each sample alone, for the same draws"
         return self._of_a_batch(session, ref, max(found, key=lambda gap: gap.error))
+
+    def _other_stops(self, session: Session, ref: Reference) -> bool:
+        """Whether gradients stop elsewhere in the model than where they were compared, of another
+        length."""
+        known = known_slopes(session, ref.part, (*ref.indices,))
+        return known is not None and set(known.stops) != set(self.stops)
 
     def _note_draws(self, session: Session, ref: Reference, values: Values) -> None:
         """Say of a model that draws that its output is another for other draws, if it is."""
@@ -345,10 +366,9 @@ def verified(
             verifier.returned, anew = None, True
         except _OtherLength:
             forget_by_length(model)
-        except (RuntimeError, IndexError):  # sizes that do not fit
-            if not forget_by_length(model):
-                raise
         except InputError:
+            if verifier.ran and forget_by_length(model):
+                continue  # not the model failed, but a graph that was made of another length's
             if not (names := verifier.other_reading()):
                 raise
             inputs = inputs.sharing(names)

@@ -71,7 +71,7 @@ def emit(like: fx.Node, op: Operator, *args: Argument, **kwargs: Argument) -> fx
     return node
 
 
-#: What gives a tensor like its first: those at whose shapes PyTorch works longest.
+#: What gives a tensor like its first, of real numbers: those at whose shapes PyTorch works longest.
 _LIKE_FIRST = frozenset(
     {aten.layer_norm.default, aten.rms_norm.default, aten.gelu.default, aten.silu.default}
     | {aten.softmax.int, aten._safe_softmax.default, aten.relu.default, aten.tanh.default}
@@ -82,7 +82,7 @@ def without_numbers(op: Operator, args: Args, kwargs: Kwargs) -> Value:
     """What a call gives, as tensors on the meta device."""
     first = val(args[0]) if args else None
     typed = any(isinstance(a, torch.dtype) for a in (*args, *kwargs.values()))
-    if op in _LIKE_FIRST and not typed and isinstance(first, Tensor):
+    if op in _LIKE_FIRST and not typed and isinstance(first, Tensor) and first.is_floating_point():
         return torch.empty(first.shape, dtype=first.dtype, device="meta")
     on_meta = {**kwargs, "device": "meta"} if "device" in kwargs else kwargs
     made = op(*tree_map(val, args), **tree_map(val, on_meta))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import ELEMENTWISE, Value, function_of, kind
+from relprop.operations import ELEMENTWISE, Kind, Value, function_of, kind
 from relprop.tracer.editing import val, without_numbers
 from relprop.tracer.facts import facts_of, know, shape
 from relprop.tracer.model_comparison import tolerance
@@ -54,7 +54,7 @@ class _Line:
             raise _OffLine
         return line
 
-    def at(self, a: object, b: object) -> object:
+    def at(self, a: object, b: object, _: Kind = Kind.UNKNOWN) -> object:
         """The third of two arguments that are no nodes: a whole number on the line, or what both
         are."""
         if type(a) is int and type(b) is int:
@@ -70,7 +70,8 @@ class _Line:
 @dataclass(frozen=True)
 class _Guess:
     """``moved``: the sizes of inputs that are others, and which; every number that is one of them
-    is taken for it."""
+    is taken for it, in shapes and places. Where numbers are worked with (a window, a modulus), it
+    may be another."""
 
     moved: Mapping[int, int]
 
@@ -83,9 +84,13 @@ class _Guess:
             raise _OffLine
         return cls(moved)
 
-    def at(self, a: object, _: object) -> object:
-        """An argument of the first graph at the other sizes."""
-        return self.moved.get(a, a) if type(a) is int else a
+    def at(self, a: object, _: object, what: Kind) -> object:
+        """An argument of a call of the first graph at the other sizes."""
+        if type(a) is not int or a not in self.moved:
+            return a
+        if what in ELEMENTWISE:
+            raise _OffLine
+        return self.moved[a]
 
 
 def graph_at(first: Program, second: Program, sizes: Shapes) -> fx.Graph | None:
@@ -140,6 +145,11 @@ def by_length(program: Program) -> Hashable:
     return "not compared yet", sizes_of(program)
 
 
+def is_unconfirmed(program: Program) -> bool:
+    """Whether a program was made of other lengths and nobody has compared it with the model."""
+    return bool(program.made) and by_length(program) in program.kin
+
+
 def was_wrong(program: Program) -> None:
     """Write down that a program that was made of other lengths is not the model."""
     program.kin.cache(program.made, lambda: True)
@@ -167,16 +177,18 @@ def _graph(first: fx.Graph, second: fx.Graph, line: _Line | _Guess, sizes: Shape
     made: dict[fx.Node, fx.Node] = {}
     pairs: dict[fx.Node, fx.Node] = {}
 
-    def third(x: object, y: object) -> object:
-        if not isinstance(x, fx.Node):
-            return line.at(x, y)
-        if pairs[x] is not y:
-            raise _OffLine
-        return made[x]
-
     for a, b in zip(first.nodes, second.nodes, strict=True):
         if a.op != b.op or not (a.op == "placeholder" or _same_target(a.target, b.target)):
             raise _OffLine
+        what = kind(a)
+
+        def third(x: object, y: object, what: Kind = what) -> object:
+            if not isinstance(x, fx.Node):
+                return line.at(x, y, what)
+            if pairs[x] is not y:
+                raise _OffLine
+            return made[x]
+
         args = _of_both(third, a.args, b.args), _of_both(third, dict(a.kwargs), dict(b.kwargs))
         new = graph.create_node(a.op, a.target, *args, name=a.name)
         if a.op == "placeholder":

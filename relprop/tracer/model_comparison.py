@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -98,26 +99,35 @@ def model_outputs(model: nn.Module, inputs: Inputs, draws: Numbers = NO_NUMBERS)
     return model_run(model, inputs, draws)[0]
 
 
-def model_run(model: nn.Module, inputs: Inputs, draws: Numbers = NO_NUMBERS) -> Run:
+def model_run(
+    model: nn.Module,
+    inputs: Inputs,
+    draws: Numbers = NO_NUMBERS,
+    watch: AbstractContextManager[object] | None = None,
+) -> Run:
     """The tensors that the model itself returns, in eval mode, without gradients, and how they are
     put together; what running it changes is taken back, or seen by nobody (other threads may call
-    the model meanwhile). ``draws``: the numbers that it draws, by which draw they are."""
+    the model meanwhile). ``draws``: the numbers that it draws, by which draw they are; ``watch``:
+    what looks at its calls."""
     run = thread_safe(model)
     if run is not model:
         with contextlib.suppress(InputError):  # a model that no shadow runs for
-            return _outputs(run, inputs, draws)
-    return _outputs(model, inputs, draws)
+            return _outputs(run, inputs, draws, watch)
+    return _outputs(model, inputs, draws, watch)
 
 
 def outputs_of_few(
-    model: nn.Module, inputs: Inputs, heads: Sequence[Head]
+    model: nn.Module,
+    inputs: Inputs,
+    heads: Sequence[Head],
+    watch: AbstractContextManager[object] | None = None,
 ) -> tuple[list[Tensor], Indices]:
     """The tensors that the model itself returns, its ``heads`` run on the positions that are read
     alone, and the outputs that were made so, with what there is of them. Raises ``InputError``
     where that is no way to run it."""
     run = thread_safe(model)
     with giving_few(run, heads) as given:
-        outputs, _ = _outputs(run, inputs, {})
+        outputs, _ = _outputs(run, inputs, {}, watch)
         return outputs, given()
 
 
@@ -179,12 +189,18 @@ class _GiveFew:
         return None if features is None else (features,)
 
 
-def _outputs(model: nn.Module, inputs: Inputs, draws: Numbers) -> Run:
+def _outputs(
+    model: nn.Module,
+    inputs: Inputs,
+    draws: Numbers,
+    watch: AbstractContextManager[object] | None = None,
+) -> Run:
     trees: list[OutputTree] = []
 
     def call(*tensors: Tensor) -> list[Tensor]:
         args, kwargs = inputs.rebuild(tensors)
-        flat, tree = flatten_output(model(*args, **kwargs))
+        with watch or contextlib.nullcontext():
+            flat, tree = flatten_output(model(*args, **kwargs))
         trees.append(tree)
         return flat
 

@@ -30,6 +30,7 @@ from relprop.tracer.lengths import (
     has_same_calls,
     is_alike,
     is_coarse,
+    is_unconfirmed,
     was_wrong,
 )
 from relprop.tracer.model_comparison import Run, model_run
@@ -117,11 +118,12 @@ def trace_program(
     key = (inputs.signature, made, token_inputs)
     known = _cache.setdefault(model, _Known())
     program = known.programs.get(key)
-    if program is not None and _is_compared(program):
+    if program is not None and _is_compared(program) and not _is_too_little(program):
         return program
     with TRACING, undisturbed(model):
         sample = inputs.select(0, 1)
         program = known.programs.get(key) or known.guarded_by(key, sample)
+        program = None if program is not None and _is_too_little(program) else program
         if program is not None:
             with contextlib.suppress(CaptureError):
                 if not _is_compared(program):
@@ -155,6 +157,12 @@ def _is_compared(program: Program) -> bool:
     return COMPARED in program.memo or RETURNED.get() is not None
 
 
+def _is_too_little(program: Program) -> bool:
+    """Whether a graph was guessed and the call may look at more than at the model's outputs, which
+    are all that tells that it is the model's."""
+    return program.made == GUESSED and RETURNED.get() is None
+
+
 @dataclass(frozen=True)
 class _Tracing:
     """One ``model`` and one ``sample`` of its inputs, those to explain among them; and the captured
@@ -177,7 +185,7 @@ class _Tracing:
         pairs = combinations(others, 2) if len(others) > 1 else zip(others, others, strict=True)
         for first, second in pairs:
             how = GUESSED if first is second else ON_LINE
-            if first.draws or (how == GUESSED and (how in first.kin or is_coarse(first))):
+            if first.draws or (how == GUESSED and not self._may_guess(first)):
                 continue
             if (graph := graph_at(first, second, sizes)) is None:
                 continue
@@ -199,9 +207,12 @@ class _Tracing:
                 return program
             if agrees(program, model, sample, eager):
                 return self._returned(program, eager)
-            if how == GUESSED:
-                first.kin.cache(GUESSED, lambda: True)
         return None
+
+    def _may_guess(self, first: Program) -> bool:
+        """Whether the graph of another length may be guessed from one: where the call compares it
+        with the model, closely, and looks at nothing else."""
+        return RETURNED.get() is not None and GUESSED not in first.kin and not is_coarse(first)
 
     def read(self, stored: Stored) -> Program | None:
         """The program that an earlier process stored, or that of two lengths that it stored gives;
@@ -284,7 +295,7 @@ def forget_by_length(model: nn.Module) -> bool:
     """Use no program of other lengths any more before it was compared with the model, and forget
     those that were not; whether there were any."""
     known = _cache.get(model, _Known())
-    gone = {k: p for k, p in known.programs.items() if by_length(p) in p.kin}
+    gone = {k: p for k, p in known.programs.items() if is_unconfirmed(p)}
     for key, program in gone.items():
         was_wrong(program)
         program.kin.forget(by_length(program))

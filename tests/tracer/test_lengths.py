@@ -193,7 +193,7 @@ def test_many_lengths_take_few_captures(name, most, captures):
     [
         ("a scale by the logarithm of the length", 3),
         ("an activation by the length", 3),
-        ("an activation written out", 1),
+        ("an activation written out", 2),
         ("einsum and a row in place", 2),
         ("all but the last", 2),
     ],
@@ -211,7 +211,7 @@ def test_a_window_that_begins_to_matter_is_noticed(captures):
         before = len(captures)
         trace_program(model, bind(vectors(n)))
         found[n] = len(captures) - before
-    assert found == {4: 1, 6: 0, 8: 0, 10: 1, 12: 1, 14: 0, 7: 1}
+    assert found == {4: 1, 6: 1, 8: 0, 10: 1, 12: 1, 14: 0, 7: 0}
 
 
 def test_decisions_on_values_are_captured_each_time(captures):
@@ -230,7 +230,7 @@ def test_a_changed_model_is_captured_anew(captures):
         trace_program(model, bind(vectors(n)))
     model.scores = torch.tanh
     program = trace_program(model, bind(vectors(11)))
-    assert len(captures) == 2
+    assert len(captures) == 3
     assert any("tanh" in str(n.target) for n in program.graph.nodes)
 
 
