@@ -666,3 +666,20 @@ def test_a_target_that_few_entries_reach_does_not_vouch_for_the_graph(monkeypatc
         mixed.clear()
         relprop.explain(Causal().eval(), x, (place, 1))
         assert len(mixed) == passes
+
+
+def test_a_hook_on_another_output_is_seen_whichever_is_asked_about_first():
+    class Hooked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 2), nn.Linear(4, 2)
+
+        def forward(self, x):
+            h = x.tanh()
+            if h.requires_grad:
+                h.register_hook(lambda g: -3 * g)
+            return torch.cat([self.first(x), self.second(h)], 1)
+
+    for target in (0, 3):
+        with pytest.raises(CaptureError, match="register_hook"):
+            relprop.explain(Hooked(), torch.randn(1, 4), target, method="gradient_x_input")

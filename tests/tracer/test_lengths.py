@@ -270,6 +270,67 @@ def test_nothing_is_guessed_of_outputs_that_round_much(dtype, count, captures):
     assert len(captures) == count
 
 
+def far_tokens_have_no_gradient(x):
+    """From 9 tokens on: the outputs do not tell."""
+    return x if x.shape[1] < 9 else torch.cat([x[:, :-8].detach(), x[:, -8:]], 1)
+
+
+def others_after_six(x):
+    """A number that is a length by chance, and that the first token does not feel."""
+    return torch.cat([x[:, :6] * 2, x[:, 6:] * -3], 1)
+
+
+class First(nn.Module):
+    """Reads its first token alone; ``inner`` sees all."""
+
+    def __init__(self):
+        super().__init__()
+        self.project, self.inner = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        q, k, v = self.project(x).chunk(3, -1)
+        mixed = (q @ k.transpose(-2, -1)).softmax(-1) @ v
+        return self.inner(others_after_six(x + mixed))[:, 0]
+
+
+def test_a_gradient_that_stops_at_some_lengths_is_noticed():
+    torch.manual_seed(0)
+    model = Attention(mixed=far_tokens_have_no_gradient).eval()
+    for n in (5, 12):
+        found = relprop.explain(model, vectors(n), 1, method="gradient_x_input")
+        alone = relprop.explain(copy.deepcopy(model), vectors(n), 1, method="gradient_x_input")
+        assert torch.allclose(found.scores, alone.scores, rtol=1e-5)
+
+
+def test_who_looks_inside_has_no_guessed_graph():
+    torch.manual_seed(0)
+    model = First().eval()
+    for n in (6, 9):
+        relprop.explain(model, vectors(n), 1)
+    seen = relprop.instrument(model, vectors(9)).value("inner")
+    expected = relprop.instrument(copy.deepcopy(model), vectors(9)).value("inner")
+    torch.testing.assert_close(seen, expected)
+
+
+def test_a_guess_that_does_not_run_is_captured():
+    """A table of six, looked up by remainders."""
+
+    class Remainders(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.inner = nn.Embedding(6, WIDTH), Attention()
+
+        def forward(self, x):
+            return self.inner(x + self.table(torch.arange(x.shape[1]) % 6))
+
+    torch.manual_seed(0)
+    model = Remainders().eval()
+    for n in (6, 9, 11):
+        found = relprop.explain(model, vectors(n), 1)
+        alone = relprop.explain(copy.deepcopy(model), vectors(n), 1)
+        assert torch.allclose(found.scores, alone.scores, rtol=1e-5)
+
+
 class Cut(nn.Module):
     """Its table of positions is looked up by how many there are; from 9 on it is another table."""
 
