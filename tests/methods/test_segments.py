@@ -172,16 +172,16 @@ def test_a_call_without_memory_left_is_made_again_in_segments(monkeypatch):
     whole = relprop.explain(model, ids, (63, 3), precision="float64")
     run = answers.run
 
-    def full(needs, part):
+    def full(needs, part, *more):
         if not needs[0].backward.segments:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to ...")
-        return run(needs, part)
+        return run(needs, part, *more)
 
     seen, gaps = [], verification.gaps
 
-    def compared(program, values, expected, batch):
+    def compared(program, values, expected, *more):
         seen.append(list(expected))
-        return gaps(program, values, expected, batch)
+        return gaps(program, values, expected, *more)
 
     monkeypatch.setattr(answers, "run", full)
     monkeypatch.setattr(verification, "gaps", compared)
@@ -207,11 +207,11 @@ def test_a_batch_for_which_no_memory_is_left_is_halved(monkeypatch):
     whole = relprop.explain(model, ids, words, precision="float64")
     run, sizes = answers.run, []
 
-    def full(needs, part):
+    def full(needs, part, *more):
         sizes.append(part.batch)
         if part.batch > 1:
             raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to ...")
-        return run(needs, part)
+        return run(needs, part, *more)
 
     monkeypatch.setattr(answers, "run", full)
     with pytest.warns(relprop.RelpropWarning, match="no memory left; once more") as said:
