@@ -6,7 +6,7 @@ pass, on one thread, beside ``torch.export.export`` alone; of new lengths ÷ a r
 
 Ratios of one run, medians of ``--repeats``, each on a fresh copy of the model, which has seeded
 random weights, after another model was explained. ``second`` is the first text of another length,
-for which the model is captured once more; ``new`` the median of texts of four further lengths.
+for which some models are captured once more; ``new`` the median of texts of four further lengths.
 """
 
 from __future__ import annotations
