@@ -28,7 +28,8 @@ from relprop.runner.needing import needs_of
 from relprop.runner.question import Question
 from relprop.runner.session import Session, open_session
 from relprop.runner.sites import past_attention
-from relprop.runner.verification import Verifier, slopes_of, verified
+from relprop.runner.slopes import slopes_of
+from relprop.runner.verification import Verifier, verified
 from relprop.tracer.binding import Inputs, bind
 from relprop.tracer.program import describe, is_floating, place
 from relprop.tracer.run import execute

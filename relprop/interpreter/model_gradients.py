@@ -67,16 +67,16 @@ class Stops(TorchFunctionMode):
         args: Args = (),
         kwargs: Kwargs | None = None,
     ) -> Value:
-        """Run the function."""
-        self.note(func, args)
-        return func(*args, **(kwargs or {}))
-
-    def note(self, func: Operator, args: Args) -> None:
-        """Look at a call."""
+        """Run the function, and look at it."""
         if func is torch._C._set_grad_enabled and not args[0]:
             self.found[f"no_grad at {frame_source()}"] = None
         if func in STOPS:
             self.found[f"{STOPS[func]} at {frame_source()}"] = None
+        return self.called(func, args, kwargs or {})
+
+    def called(self, func: Operator, args: Args, kwargs: Kwargs) -> Value:
+        """What the function gives."""
+        return func(*args, **kwargs)
 
 
 class _Watch(Stops):
@@ -89,25 +89,18 @@ class _Watch(Stops):
         self.leaves: dict[str, list[Tensor]] = {}
         self.sizes = {name: largest(value) for name, value in wanted.items()}
 
-    def __torch_function__(
-        self,
-        func: Operator,
-        types: object,
-        args: Args = (),
-        kwargs: Kwargs | None = None,
-    ) -> Value:
-        """Run the function, and look at what it gives."""
-        self.note(func, args)
+    def called(self, func: Operator, args: Args, kwargs: Kwargs) -> Value:
+        """What the function gives, or the leaf that this is."""
         if func is torch._C._set_grad_enabled and not args[0]:
             return None
         call: Operator = CALLS.get(func, func)
-        out = call(*args, **(kwargs or {}))
+        out = call(*args, **kwargs)
         if isinstance(out, Tensor) and out.is_floating_point() and out.dim() and out.numel():
             if out.is_inference():
                 self.own.skipped = "the model computes under inference_mode"
                 return out
             for name, value in self.wanted.items():
-                if _is(out.detach(), value, self.sizes[name]) and not self._below(out, name):
+                if _is(out, value, self.sizes[name]) and not self._below(out, name):
                     leaf = out.detach().requires_grad_()
                     self.leaves.setdefault(name, []).append(leaf)
                     return leaf.clone()
@@ -134,7 +127,8 @@ def _is(out: Tensor, value: Tensor, size: float) -> bool:
     mostly tell that it has not."""
     if out.numel() != value.numel():
         return False
-    parts = ((out.reshape(-1)[:n], value.reshape(-1)[:n]) for n in (64, None))
+    mine, wanted = out.detach().reshape(-1), value.reshape(-1)
+    parts = ((mine[:n], wanted[:n]) for n in (64, None))
     return all(difference(*part)[0] <= 1e-6 * size for part in parts)
 
 

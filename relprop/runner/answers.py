@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+from torch import Tensor
+
 from relprop.error_boundary import answered
 from relprop.errors import (
     NoAttentionError,
@@ -27,6 +29,7 @@ from relprop.runner.method import without_start
 from relprop.runner.needs import Needs
 from relprop.runner.relevance import walk_ahead, walk_key
 from relprop.runner.run import Part, Run, run
+from relprop.runner.session import Nodes
 from relprop.runner.study import Gradients
 from relprop.runner.unmoved import refuse_flat, refuse_unmoved
 from relprop.targets.start import NoStart, Start
@@ -59,7 +62,13 @@ def answers(
     with counting(what, len(needs) * len(targets)) as begins:
         begin = begins if len(needs) > 1 else lambda _: begins("")
         for group in groups.values():
-            found = _answers_of(group, part, targets, comparison, refused, begin)
+            found: list[dict[int, Explanation]] | None = None
+            with suppress(_NoDerivative):
+                found = _answers_of(group, part, targets, comparison, refused, begin)
+            if found is None and comparison is not None:
+                comparison.apart = True
+                found = _answers_of(group, part, targets, comparison, refused, begin)
+            assert found is not None, "without a comparison no gradient is taken at the leaves"
             rows = [{**row, **more} for row, more in zip(rows, found, strict=True)]
     return rows
 
@@ -76,32 +85,20 @@ def _answers_of(
     if len(targets) > FEW:
         needs = {i: replace(n, backward=n.backward.keeping_chunks()) for i, n in needs.items()}
     every = list(needs.values())
-    whole = [n for n in every if n.differentiates and not n.backward.segments]
-    watched = tuple(dict.fromkeys(w for n in whole for w in n.watch))
-    plain = every[0].backward.forms is PLAIN
-    # where the first target's gradients are to be the model's, too
-    leaves = comparison.leaves if comparison is not None and watched and plain else ()
-    with doing("running its graph"):
-        done = run(every, part, leaves)
-    if comparison is not None:
-        comparison.outputs(done, differentiates=any(n.differentiates for n in every))
-        done.may_differentiate = comparison.gradients if plain else done.may_differentiate
-    if watched and not leaves:
-        done.may_differentiate()
-    rows, failed = [], False
+    done, watched, leaves = _ran(every, part, comparison)
+    rows = []
     for i, (target, starts) in enumerate(_walked_ahead(needs, done, targets, refused)):
         gradients: Gradients = {}
         if watched and starts:
             one, start = every[0], next(iter(starts.values()))
             scalars = done.explained(one.session, one.question, start)
-            again, at = i + 1 < len(targets), dict.fromkeys((*watched, *leaves))
-            with suppress(*[RelpropError] if leaves else ()):
-                gradients = done.forward.gradients(scalars, at, again=again)
-            if failed := bool(leaves) and not gradients:
-                break
+            again = i + 1 < len(targets)
             if comparison is not None and leaves:
-                comparison.of_target(done, start, gradients)
-            gradients, leaves = {n: gradients[n] for n in watched if n in gradients}, ()
+                at_leaves = _at_leaves(done, scalars, (*watched, *leaves), again=again)
+                comparison.of_target(done, start, at_leaves)
+                gradients, leaves = {n: at_leaves[n] for n in watched if n in at_leaves}, ()
+            else:
+                gradients = done.forward.gradients(scalars, watched, again=again)
         row, left = dict[int, Explanation](), Counter(walk_key(needs[k]) for k in starts)
         done.last = i + 1 == len(targets) and len(needs) == 1
         for number, start in starts.items():
@@ -116,11 +113,39 @@ def _answers_of(
             if not left[key]:  # what questions share is let go with the last of them
                 start.memo.forget(key)
         rows.append(row)
-    if comparison is None or not failed:
-        return rows
-    del done  # before the first attention an operator may have no derivative
-    comparison.apart()
-    return _answers_of(needs, part, targets, comparison, refused, begin)
+    return rows
+
+
+def _ran(
+    every: Sequence[Needs], part: Part, comparison: Comparison | None
+) -> tuple[Run, Nodes, Nodes]:
+    """The forward pass, compared with the model's; where gradients are to be taken; and where the
+    first target's are taken, too, to be compared with the model's."""
+    whole = [n for n in every if n.differentiates and not n.backward.segments]
+    watched = tuple(dict.fromkeys(w for n in whole for w in n.watch))
+    plain = every[0].backward.forms is PLAIN
+    leaves = comparison.leaves if comparison is not None and watched and plain else ()
+    with doing("running its graph"):
+        done = run(every, part, leaves)
+    if comparison is not None:
+        comparison.outputs(done, differentiates=any(n.differentiates for n in every))
+        done.may_differentiate = comparison.gradients if plain else done.may_differentiate
+    if watched and not leaves:
+        done.may_differentiate()
+    return done, watched, leaves
+
+
+class _NoDerivative(Exception):
+    """No gradient can be taken at the leaves: an operator before the first attention, which the
+    answer does not pass, may have none."""
+
+
+def _at_leaves(done: Run, scalars: Tensor, nodes: Nodes, *, again: bool) -> Gradients:
+    """The gradients at these nodes, leaves among them. Raises ``_NoDerivative``."""
+    try:
+        return done.forward.gradients(scalars, dict.fromkeys(nodes), again=again)
+    except RelpropError as error:
+        raise _NoDerivative from error
 
 
 #: What a target is to each question, by number.

@@ -145,15 +145,17 @@ class CallInParts:
     def _sessions(self, inputs: Inputs) -> list[Session]:
         """The captured model under the rules of each question."""
         rules = [q.rule_set for q in self.questions]
-        inside = any(reads_inside([entries(0, self.whole.batch)]) for entries in self.targets)
-        inside |= any(q.keep & {"blocks", "matrix"} for q in self.questions)
+        targets = [entries(0, self.whole.batch) for entries in self.targets]
+        kept = {name for q in self.questions for name in q.keep}
+        # who looks at more than outputs has a graph that more than these says to be the model's
+        inside = reads_inside(targets) or not kept.isdisjoint({"blocks", "matrix"})
         wanted = RETURNED.set(None if inside else self.verifier.returned)
         try:
             with same_chance(self.model):
                 first = open_session(self.model, inputs, rules[0], self.how)
         finally:
             RETURNED.reset(wanted)
-        first = first.reading([entries(0, self.whole.batch) for entries in self.targets], inputs)
+        first = first.reading(targets, inputs)
         return [first.under(r) for r in rules]
 
     def _answers(

@@ -1,4 +1,5 @@
-"""One part of a call against the user's own model: its outputs and, once per program, gradients."""
+"""One part of a call against the user's own model: its outputs and, once for a model, the gradients
+of a target."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from relprop.interpreter.slopes import SAMPLES, Slopes, confirmed
 from relprop.progress import doing
 from relprop.runner.run import Run
 from relprop.runner.session import Nodes, Session
-from relprop.runner.verification import COMPARING, Reference, Verifier, keep_slopes, known_slopes
+from relprop.runner.slopes import keep_slopes, known_slopes
+from relprop.runner.verification import COMPARING, Reference, Verifier
 from relprop.targets.start import Start
 from relprop.tracer.facts import is_batched, is_floating
 from relprop.tracer.model_comparison import largest
@@ -25,13 +27,14 @@ from relprop.tracer.readout import Index, Indices, taken, whole_index, within
 @dataclass
 class Comparison:
     """What a ``verifier`` says of one part of a call. ``gradients``: compares those of a mixture of
-    the outputs with the model's, and refuses others."""
+    the outputs with the model's, and refuses others. ``apart``: no gradients are taken at the
+    leaves."""
 
     verifier: Verifier
     session: Session
     reference: Reference
     gradients: Callable[[], None] = field(init=False, default=lambda: None)
-    _apart: bool = field(init=False, default=False)
+    apart: bool = field(init=False, default=False)
 
     def outputs(self, run: Run, *, differentiates: bool) -> None:
         """Refuse outputs that are not the model's."""
@@ -46,15 +49,11 @@ class Comparison:
         compared by a pass of their own; nowhere, if gradients were compared already, or cannot be
         so."""
         program, ref, model = self.session.program, self.reference, self.session.model
-        if self._apart or not self.verifier.verify or program.dtype is not None or program.draws:
+        if self.apart or not self.verifier.verify or program.dtype is not None or program.draws:
             return ()
         if is_offloaded(model) or known_slopes(self.session, ref.part, (*ref.indices,)) is not None:
             return ()
         return tuple(program.leaves.values())
-
-    def apart(self) -> None:
-        """Take no gradients at the ``leaves`` any more."""
-        self._apart = True
 
     def of_target(self, run: Run, start: Start, gradients: Mapping[fx.Node, Tensor]) -> None:
         """Compare ``gradients``, those of a target at the ``leaves``, with the model's; where they
@@ -73,7 +72,8 @@ class Comparison:
         weights, samples = _weights(run.outputs(program), start), min(part.batch, SAMPLES)
         if weights.keys() != {n for n in self.reference.indices if is_floating(n)}:
             return None  # a number inside the model, or of some outputs alone
-        values, named = run.values(self.session, self.leaves), program.leaves.items()
+        named = program.leaves.items()
+        values = run.values(self.session, set(program.leaves.values()))
         return confirmed(
             program,
             self.session.model,

@@ -4,8 +4,7 @@ computed for the same samples must be what it returns."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -25,11 +24,11 @@ from relprop.errors import (
 )
 from relprop.interpreter.model_gradients import Stops
 from relprop.interpreter.points import Excerpt, Made
-from relprop.interpreter.slopes import SAMPLES, Slopes, is_followed, slopes
+from relprop.interpreter.slopes import is_followed
 from relprop.progress import doing
-from relprop.rules.ruleset import registered
 from relprop.runner import differences as says
-from relprop.runner.session import Nodes, Session
+from relprop.runner.session import Session
+from relprop.runner.slopes import known_slopes, slopes_of
 from relprop.runner.unmoved import is_noise, unmoved_output
 from relprop.tracer.binding import Inputs, refuse_unlike
 from relprop.tracer.calls import Values
@@ -104,7 +103,6 @@ class Verifier:
         self._outputs = list[Tensor]()
         self.heads: Sequence[Head] = ()
         self.stops: dict[str, None] = {}
-        self._watch: AbstractContextManager[object] = contextlib.nullcontext()
         self._kept: Indices = {}
         self._outcomes: dict[str, str] = {}
         self.notices: list[RelpropWarning] = []
@@ -134,13 +132,13 @@ class Verifier:
         them."""
         if not self.verify:
             return
-        self.heads, self.stops = heads, {}
-        self._watch = Stops(self.stops) if watched else contextlib.nullcontext()
+        self.heads = heads
+        watch = Stops(self.stops) if watched else None
         with doing("running the model"):
-            self._outputs, self._kept = self._run(inputs)
+            self._outputs, self._kept = self._run(inputs, watch)
         self._inputs = inputs
 
-    def _run(self, inputs: Inputs) -> tuple[list[Tensor], Indices]:
+    def _run(self, inputs: Inputs, watch: Stops | None) -> tuple[list[Tensor], Indices]:
         """What the model returns, and the outputs of which not all is there."""
         while self.returned:
             sample, outputs = self.returned.pop()
@@ -149,9 +147,9 @@ class Verifier:
                 return outputs, {}
         if self.heads:
             with contextlib.suppress(InputError):
-                return outputs_of_few(self.model, inputs, self.heads, self._watch)
+                return outputs_of_few(self.model, inputs, self.heads, watch)
         try:
-            return model_run(self.model, inputs, watch=self._watch)[0], {}
+            return model_run(self.model, inputs, watch=watch)[0], {}
         except InputError:
             refuse_unlike(inputs)
             raise
@@ -216,8 +214,8 @@ class Verifier:
         if self._inputs is None:
             return "not compared with the model: verify=False"
         program = session.program
-        made = is_unconfirmed(program)  # so that nothing else says that it is the model's
-        closer = CLOSER if made else 1.0
+        made = is_unconfirmed(program)
+        closer = CLOSER if made else 1.0  # for nothing else says that it is the model's
         found = self._gaps(program, ref, values, closer)
         if found and self._kept:  # or the head is not what it looks like
             self.run_model(self._inputs)
@@ -227,11 +225,11 @@ class Verifier:
             program = replace(program, dtype=None)
             values = ref.parts(execute(program, self.model, ref.part, ref.indices))
             found = self._gaps(program, ref, values, closer)
-        stops = self._other_stops(session, ref) if made else False
-        if made and (found or stops or len(ref.expected) < len(ref.indices)):
-            was_wrong(program)
-            raise _OtherLength
-        program.kin.forget(by_length(program))
+        if made:
+            if found or self._other_stops(session, ref) or len(ref.expected) < len(ref.indices):
+                was_wrong(program)
+                raise _OtherLength
+            program.kin.forget(by_length(program))
         ends = dict(zip(program.outputs.names, program.output_nodes, strict=True))
         found = [
             g
@@ -386,39 +384,3 @@ def read_rightly(model: nn.Module, inputs: Inputs, call: Callable[[Inputs], T]) 
         if not (names := verifier.other_reading()):
             raise
         return call(inputs.sharing(names))
-
-
-def slopes_of(session: Session, part: Inputs, nodes: Nodes) -> Slopes:
-    """How the program's gradients compare with the model's: worked out of one sample, and once more
-    of two when two are first given; once for all lengths, if they are equal and the model has no
-    backward of its own."""
-    found = known_slopes(session, part, nodes)
-    if found is None:
-        found = slopes(session.program, session.model, part, nodes)
-        keep_slopes(session, part, nodes, found)
-    return found
-
-
-def known_slopes(session: Session, part: Inputs, nodes: Nodes) -> Slopes | None:
-    """What is known of that already, of as many samples or more."""
-    program = session.program
-    for samples in range(SAMPLES, min(part.batch, SAMPLES) - 1, -1):
-        key = _slopes_key(session, nodes, samples)
-        for memo in (program.kin, program.memo):
-            if key in memo:
-                return memo.cache(key, lambda: Slopes())
-    return None
-
-
-def keep_slopes(session: Session, part: Inputs, nodes: Nodes, found: Slopes) -> None:
-    """Keep what was found."""
-    program = session.program
-    own = found.error or found.skipped or found.functions or found.hooked
-    key = _slopes_key(session, nodes, min(part.batch, SAMPLES))
-    (program.memo if own else program.kin).cache(key, lambda: found)
-
-
-def _slopes_key(session: Session, nodes: Nodes, samples: int) -> tuple[Hashable, ...]:
-    program = session.program
-    ends = dict(zip(program.output_nodes, program.outputs.names, strict=True))
-    return "slopes", frozenset(ends[n] for n in nodes), registered(), samples

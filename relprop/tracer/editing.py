@@ -80,10 +80,10 @@ _LIKE_FIRST = frozenset(
 
 def without_numbers(op: Operator, args: Args, kwargs: Kwargs) -> Value:
     """What a call gives, as tensors on the meta device."""
-    first = val(args[0]) if args else None
-    typed = any(isinstance(a, torch.dtype) for a in (*args, *kwargs.values()))
-    if op in _LIKE_FIRST and not typed and isinstance(first, Tensor) and first.is_floating_point():
-        return torch.empty(first.shape, dtype=first.dtype, device="meta")
+    if op in _LIKE_FIRST and not any(isinstance(a, torch.dtype) for a in (*args, *kwargs.values())):
+        first = val(args[0])
+        if first.is_floating_point():
+            return torch.empty(first.shape, dtype=first.dtype, device="meta")
     on_meta = {**kwargs, "device": "meta"} if "device" in kwargs else kwargs
     made = op(*tree_map(val, args), **tree_map(val, on_meta))
     return tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, made)

@@ -10,9 +10,11 @@ matter at some length) is known only from the model's own outputs, with which th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from fractions import Fraction
+from functools import partial
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -79,10 +81,9 @@ class _Guess:
     def of(cls, first: Shapes, other: Shapes) -> _Guess:
         """The guess from the sizes of inputs; a size must not be another in one place alone."""
         pairs = {*zip(sum(first, ()), sum(other, ()), strict=True)}
-        moved = {a: b for a, b in pairs if a != b}
-        if len({a for a, _ in pairs if a in moved}) < sum(a in moved for a, _ in pairs):
+        if len(dict(pairs)) < len(pairs):
             raise _OffLine
-        return cls(moved)
+        return cls({a: b for a, b in pairs if a != b})
 
     def at(self, a: object, _: object, what: Kind) -> object:
         """An argument of a call of the first graph at the other sizes."""
@@ -93,17 +94,25 @@ class _Guess:
         return self.moved[a]
 
 
+def ways(others: Collection[Program]) -> Iterator[tuple[str, Program, Program]]:
+    """How a graph may be made of the ``others``, the newest first: on a line through two of them;
+    guessed from the only one."""
+    newest = tuple(reversed(tuple(others)))
+    if len(newest) == 1:
+        yield GUESSED, newest[0], newest[0]
+    for pair in combinations(newest, 2):
+        yield ON_LINE, *pair
+
+
 def graph_at(first: Program, second: Program, sizes: Shapes) -> fx.Graph | None:
     """The graph of two programs of one model, for inputs of other ``sizes`` (of one sample, leading
     1), or of one, given twice, as a guess; ``None`` where there is none: two differ in more than
     numbers on a line, or the sizes do not fit."""
     try:
-        line: _Line | _Guess
         if first is second:
-            line = _Guess.of(sizes_of(first), sizes)
-        else:
-            line = _Line.through(sizes_of(first), sizes_of(second), sizes)
+            return _graph(first.graph, first.graph, _Guess.of(sizes_of(first), sizes), sizes)
         _compare_constants(first.constants, second.constants)
+        line = _Line.through(sizes_of(first), sizes_of(second), sizes)
         return _graph(first.graph, second.graph, line, sizes)
     except _OffLine:
         return None
@@ -177,18 +186,17 @@ def _graph(first: fx.Graph, second: fx.Graph, line: _Line | _Guess, sizes: Shape
     made: dict[fx.Node, fx.Node] = {}
     pairs: dict[fx.Node, fx.Node] = {}
 
+    def argument(what: Kind, x: object, y: object) -> object:
+        if not isinstance(x, fx.Node):
+            return line.at(x, y, what)
+        if pairs[x] is not y:
+            raise _OffLine
+        return made[x]
+
     for a, b in zip(first.nodes, second.nodes, strict=True):
         if a.op != b.op or not (a.op == "placeholder" or _same_target(a.target, b.target)):
             raise _OffLine
-        what = kind(a)
-
-        def third(x: object, y: object, what: Kind = what) -> object:
-            if not isinstance(x, fx.Node):
-                return line.at(x, y, what)
-            if pairs[x] is not y:
-                raise _OffLine
-            return made[x]
-
+        third = partial(argument, kind(a))
         args = _of_both(third, a.args, b.args), _of_both(third, dict(a.kwargs), dict(b.kwargs))
         new = graph.create_node(a.op, a.target, *args, name=a.name)
         if a.op == "placeholder":

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from itertools import combinations, islice
+from itertools import islice
 
 from torch import Tensor, nn
 
@@ -24,7 +24,6 @@ from relprop.tracer.facts import describe, facts_of
 from relprop.tracer.leaves import hold_still
 from relprop.tracer.lengths import (
     GUESSED,
-    ON_LINE,
     by_length,
     graph_at,
     has_same_calls,
@@ -32,6 +31,7 @@ from relprop.tracer.lengths import (
     is_coarse,
     is_unconfirmed,
     was_wrong,
+    ways,
 )
 from relprop.tracer.model_comparison import Run, model_run
 from relprop.tracer.offloaded import runs_on, tensor_of
@@ -59,6 +59,13 @@ class _Known:
     guarded: dict[Hashable, deque[Program]] = field(default_factory=dict)
     captured: dict[Hashable, deque[Program]] = field(default_factory=dict)
     refused: dict[Hashable, str] = field(default_factory=dict)
+
+    def held(self, key: Hashable) -> Program | None:
+        """The program under a key; no guessed one for a call that may look at more than outputs,
+        which are all that tells that it is the model's."""
+        program = self.programs.get(key)
+        guessed = program is not None and program.made == GUESSED
+        return None if guessed and RETURNED.get() is None else program
 
     def guarded_by(self, key: Hashable, sample: Inputs) -> Program | None:
         """A program for inputs of which Python reads the same."""
@@ -117,13 +124,12 @@ def trace_program(
     made = structure(model)
     key = (inputs.signature, made, token_inputs)
     known = _cache.setdefault(model, _Known())
-    program = known.programs.get(key)
-    if program is not None and _is_compared(program) and not _is_too_little(program):
+    program = known.held(key)
+    if program is not None and _is_compared(program):
         return program
     with TRACING, undisturbed(model):
         sample = inputs.select(0, 1)
-        program = known.programs.get(key) or known.guarded_by(key, sample)
-        program = None if program is not None and _is_too_little(program) else program
+        program = known.held(key) or known.guarded_by(key, sample)
         if program is not None:
             with contextlib.suppress(CaptureError):
                 if not _is_compared(program):
@@ -157,12 +163,6 @@ def _is_compared(program: Program) -> bool:
     return COMPARED in program.memo or RETURNED.get() is not None
 
 
-def _is_too_little(program: Program) -> bool:
-    """Whether a graph was guessed and the call may look at more than at the model's outputs, which
-    are all that tells that it is the model's."""
-    return program.made == GUESSED and RETURNED.get() is None
-
-
 @dataclass(frozen=True)
 class _Tracing:
     """One ``model`` and one ``sample`` of its inputs, those to explain among them; and the captured
@@ -181,10 +181,7 @@ class _Tracing:
         anyway, none at all. ``run``: what the model returned for it, if it ran."""
         model, sample = self.model, self.sample
         sizes = tuple(tuple(t.shape) for t in sample.tensors)
-        others = tuple(reversed(self.others))
-        pairs = combinations(others, 2) if len(others) > 1 else zip(others, others, strict=True)
-        for first, second in pairs:
-            how = GUESSED if first is second else ON_LINE
+        for how, first, second in ways(self.others):
             if first.draws or (how == GUESSED and not self._may_guess(first)):
                 continue
             if (graph := graph_at(first, second, sizes)) is None:

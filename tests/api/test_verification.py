@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import relprop
 from relprop.errors import CaptureError, InputError, RelpropWarning, RoundingError
-from relprop.runner import comparison, verification
+from relprop.runner import comparison, slopes
 from tests.common.models import FEATURES, TOKENS, build, closeness, sample
 
 FACTOR = 2.0
@@ -639,7 +639,7 @@ def test_the_gradients_that_an_answer_takes_are_the_ones_compared(monkeypatch):
         return real(program, model, inputs, scalars, mine, *more)
 
     monkeypatch.setattr(comparison, "confirmed", confirmed)
-    monkeypatch.setattr(verification, "slopes", lambda *a: pytest.fail("a pass of its own"))
+    monkeypatch.setattr(slopes, "slopes", lambda *a: pytest.fail("a pass of its own"))
     model, x = build(), sample()
     for target in (1, [0, 2, 1], lambda y: (y[:, 0] - y[:, 1]).tanh(), 3):
         found = relprop.explain(model, x, target)
@@ -649,8 +649,8 @@ def test_the_gradients_that_an_answer_takes_are_the_ones_compared(monkeypatch):
 
 def test_a_target_that_few_entries_reach_does_not_vouch_for_the_graph(monkeypatch):
     """A sum of one token's features alone: what is compared is a mixture of all outputs."""
-    mixed, real = [], verification.slopes
-    monkeypatch.setattr(verification, "slopes", lambda *a: mixed.append(1) or real(*a))
+    mixed, real = [], slopes.slopes
+    monkeypatch.setattr(slopes, "slopes", lambda *a: mixed.append(1) or real(*a))
 
     class Causal(nn.Module):
         def __init__(self):

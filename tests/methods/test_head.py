@@ -532,3 +532,19 @@ def test_outputs_are_compared_in_pieces_as_whole(monkeypatch):
     assert model_comparison.difference(mine, theirs) == (0.5, 21)
     theirs[1, 10] = torch.nan
     assert model_comparison.difference(mine, theirs) == (torch.inf, 20)
+
+
+def test_gradients_are_compared_without_the_scores_that_nobody_reads(monkeypatch):
+    """The model's own run that is differentiated makes those of one position alone."""
+    seen, linear = [], nn.Linear.forward
+
+    def forward(self, x):
+        if self.out_features == 50 and torch.is_grad_enabled() and x.requires_grad:
+            seen.append(x.shape[1])
+        return linear(self, x)
+
+    model, _ = _llama()
+    assert model.lm_head.out_features == 50
+    monkeypatch.setattr(nn.Linear, "forward", forward)
+    found = relprop.explain(model.eval(), IDS[:1], (6, 3))
+    assert "gradients equal to autograd's" in found.facts["compared"] and seen == [1]

@@ -66,9 +66,9 @@ def raise_sums_by_probing(graph: fx.Graph, constants: Constants) -> None:
         part = _part(output, linear, order, constants)
         if part is None:
             continue
-        if part.form not in found:
-            found[part.form] = _weights(part)
-        weights = found[part.form]
+        if (form := part.form) not in found:
+            found[form] = _weights(part)
+        weights = found[form]
         new = None if weights is None else _plain(part, weights)
         if new is not None:
             within |= set(part.nodes)
@@ -145,7 +145,7 @@ def _weights(part: Piece) -> list[float] | None:
     columns = torch.stack([x.flatten() for x in drawn], 1)
     if found.numel() <= 2 * len(drawn) or not bool(found.isfinite().all()):
         return None
-    weights = torch.linalg.solve(columns.mT @ columns, columns.mT @ found)  # of random columns
+    weights = torch.linalg.lstsq(columns, found[:, None]).solution[:, 0]
     return list(map(_cleaned, weights.tolist())) if same(columns @ weights, found) else None
 
 

@@ -3,7 +3,6 @@ precision: what they are is asked of what comes out."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -144,12 +143,8 @@ def raise_parts(
         if output in done or not is_float(output) or not output.users:
             continue
         for part, recognise in tried(output):
-            key = (recognise, part.form)
-            if key not in found:
-                found[key] = _recognised(part, recognise)
-            if (made := found[key]) is None:
+            if (new := _made(part, recognise, found)) is None:
                 continue
-            new = made(part)
             if val(new).dtype != val(output).dtype:
                 new = emit(output, aten._to_copy.default, new, dtype=val(output).dtype)
             done |= {n for n in part.nodes if n is not output}
@@ -157,10 +152,19 @@ def raise_parts(
             break
 
 
-def _recognised(part: Piece, recognise: Recogniser) -> Maker | None:
-    with contextlib.suppress(RuntimeError, TypeError, ValueError, IndexError):
-        return recognise(part)
-    return None
+def _made(
+    part: Piece, recognise: Recogniser, found: dict[Hashable, Maker | None]
+) -> fx.Node | None:
+    """What stands in a part's place, by what is ``found`` of its form already, or is now."""
+    key = (recognise, part.form)
+    try:
+        if key not in found:
+            found[key] = recognise(part)
+        maker = found[key]
+        return None if maker is None else maker(part)
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        found[key] = None
+        return None
 
 
 def slope_of(x: Tensor, logs: Tensor, hidden: Tensor, axis: int) -> float | None:
