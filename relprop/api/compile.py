@@ -108,7 +108,7 @@ def _running(live: Live, backend: str | Callable[..., Any] | None) -> Runs:
     what Python does between two kernels is a seventh of the time of a small model."""
     module = live.module
     if backend is None:
-        call_functions(module, live.example)
+        call_functions(module, live.functions)
         return without_autograd(module)
     if backend != "inductor" or any(t.device.type != "cpu" for t in module.parameters()):
         return torch.compile(module, backend=backend)

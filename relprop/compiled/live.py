@@ -13,8 +13,8 @@ from torch import Tensor, fx, nn
 
 from relprop.adapters import Adapter, Prepared
 from relprop.compiled.head import ONE_ELEMENT
-from relprop.compiled.recording import explainable
-from relprop.compiled.tidying import EXPLAIN
+from relprop.compiled.native import Functions
+from relprop.compiled.recording import EXPLAIN, explainable
 from relprop.compiled.weights import read_anew, refuse_untied
 from relprop.errors import AmbiguityWarning, CaptureError, InputError, TargetError
 from relprop.explanation import Explanation
@@ -49,14 +49,16 @@ class _Unread(Mapping[fx.Node, Tensor]):
 @dataclass
 class Live:
     """The model that a flat program was recorded of. ``node``: the output that is explained;
-    ``weights``: the names of what ``module`` holds of the model, ``tied``: others of the same
-    tensors. ``example``: tensors that it takes. ``given``: what the user handed over, a pipeline or
-    the model itself. ``how``: under which conditions ``explain`` answers; ``built``: as what the
-    model was built when the program was last compared with that."""
+    ``functions``: for operators of ``module``; ``weights``: the names of what that holds of the
+    model, ``tied``: others of the same tensors. ``example``: tensors that it takes. ``given``: what
+    the user handed over, a pipeline or the model itself. ``how``: under which conditions
+    ``explain`` answers; ``built``: as what the model was built when the program was last compared
+    with that."""
 
     needs: Needs
     node: fx.Node
     module: fx.GraphModule
+    functions: Functions
     weights: tuple[str, ...]
     tied: tuple[tuple[str, str], ...]
     example: tuple[Tensor, ...]

@@ -7,17 +7,25 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from relprop.compiled.batches import SIZES, of_any_batch
+from relprop.compiled.batches import size_for
 from relprop.compiled.explainer import Manual, Shape
 from relprop.compiled.head import ONE_ELEMENT, Head
 from relprop.compiled.live import Live
-from relprop.compiled.recording import Recording
-from relprop.compiled.tidying import EXPLAIN, not_flat, tidied, without_idle_calls
+from relprop.compiled.native import Functions, functions_of
+from relprop.compiled.recording import EXPLAIN, Recorded, Recording, not_flat
+from relprop.compiled.tape import is_mutable
 from relprop.compiled.weights import ties, with_names
-from relprop.errors import InputError, OptionError, RollUpError, TargetError
+from relprop.errors import (
+    CaptureError,
+    InputError,
+    OptionError,
+    RollUpError,
+    TargetError,
+    first_line,
+)
 from relprop.layout import Layout
 from relprop.rollup import Stream
 from relprop.runner.answer import Made
@@ -34,6 +42,9 @@ from relprop.targets.inside import reads_inside
 from relprop.targets.outputs import ModelOutput, class_output_or_none
 from relprop.targets.resolve import is_callable, possible_starts
 from relprop.tracer.offloaded import is_offloaded
+
+#: So many samples a program is tried with; fewer than any number that it is recorded for.
+EXAMPLE = 3
 
 
 def make_flat(
@@ -59,14 +70,10 @@ def make_flat(
     output, head = _output(session, target)
     layouts, described = _laid_out(needs, part, output.node)
     recording = Recording(needs, output.node, head, part.inputs, described)
-    small, rows = recording.at(SIZES[0])
-    large, _ = recording.at(SIZES[1])
-    without_idle_calls(small, large)
-    batched = small.graph.find_nodes(op="placeholder")[part.inputs.batched.index(True)]
-    module = of_any_batch(small, large, batched)
-    count = len(part.inputs.tensors)
-    module, left = tidied(module, count, count + len(layouts))
-    module, weights = with_names(module, model)
+    recorded = recording.at(size := size_for(session.program))
+    graph, count = recorded.graph, len(part.inputs.tensors)
+    left = _without_unread(graph, count, count + len(layouts))
+    module, weights = with_names(graph, recorded.held, model)
     over_attention = question.by.level == "attention"
     manual = Manual(
         Shape.of(part.inputs),
@@ -75,13 +82,51 @@ def make_flat(
         layouts,
         over_attention,
         Made.by(needs),
-        rows,
+        recorded.rows,
         tuple(s.path for s in needs.chosen) if "blocks" in question.keep else None,
     )
-    given = recording.given(SIZES[1])
+    given = recording.given(EXAMPLE)
     example = (*given[:count], *(given[count + i] for i in left), given[-1])
+    functions = _tried(module, example, recorded, size)
     tied = ties(model, weights)
-    return manual, Live(needs, output.node, module, weights, tied, example, model, how)
+    return manual, Live(needs, output.node, module, functions, weights, tied, example, model, how)
+
+
+def _without_unread(graph: fx.Graph, first: int, last: int) -> tuple[int, ...]:
+    """Take out of a graph what nobody reads, and those of its inputs from ``first`` to ``last``;
+    which of these are left. What draws was refused; PyTorch takes for drawing, too, what only
+    chooses a kernel for attention, which was chosen as the run was recorded."""
+    graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output") or is_mutable(n.target))
+    optional = graph.find_nodes(op="placeholder")[first:last]
+    left = tuple(i for i, node in enumerate(optional) if node.users)
+    for node in optional:
+        if not node.users:
+            graph.erase_node(node)
+    graph.lint()
+    return left
+
+
+def _tried(
+    module: fx.GraphModule, example: tuple[Tensor, ...], recorded: Recorded, size: int
+) -> Functions:
+    """The functions for the operators of a program that was ``recorded`` for ``size`` samples.
+    Raises ``CaptureError`` where it is no program for the ``example``'s other number of them."""
+    try:
+        outputs, functions = functions_of(module, example)
+        found = {name: tuple(t.shape) for name, t in outputs.items()}
+    except Exception as error:  # any operator may refuse sizes, each by an error of its own
+        raise _one_size(first_line(error), size) from error
+    for name, sizes in recorded.sizes.items():
+        wanted = tuple(n if n % size else n // size * EXAMPLE for n in sizes)
+        if found[name] != wanted:
+            raise _one_size(f"{name!r} has the size {found[name]}, not {wanted}", size)
+    return functions
+
+
+def _one_size(fact: str, size: int) -> CaptureError:
+    whole = f"a flat program of any batch size could not be made of one for {size} samples: {fact}"
+    then = "relprop.explain, which records nothing, explains this model"
+    return CaptureError(whole, then=[then])
 
 
 def _laid_out(needs: Needs, part: Part, node: fx.Node) -> tuple[Mapping[str, Layout], Described]:

@@ -3,8 +3,7 @@ a microsecond less of Python before each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,14 +21,24 @@ OWNERS = (torch._C._VariableFunctions, torch._C._nn, Tensor)
 OPERATORS: WeakKeyDictionary[fx.GraphModule, dict[fx.Node, Operator]] = WeakKeyDictionary()
 
 
-def call_functions(module: fx.GraphModule, example: Sequence[Tensor]) -> None:
-    """Put a function in place of each operator which that function calls and nothing else, as
-    running the program on an ``example`` shows."""
+#: Functions for calls of operators.
+Functions = dict[fx.Node, Callable[..., Any]]
+
+
+def functions_of(
+    module: fx.GraphModule, example: Sequence[Tensor]
+) -> tuple[Mapping[str, Tensor], Functions]:
+    """What a program gives for an ``example``; and for each of its operators the function which
+    calls that operator and nothing else, as running it shows, if there is one."""
     trying = _Trying(module)
     with torch.no_grad():
-        trying.run(*example)
-    OPERATORS[module] = {node: node.target for node in trying.found}  # type: ignore[misc]
-    for node, function in trying.found.items():
+        return trying.run(*example), trying.found
+
+
+def call_functions(module: fx.GraphModule, functions: Functions) -> None:
+    """Put functions in place of operators."""
+    OPERATORS[module] = {node: node.target for node in functions}  # type: ignore[misc]
+    for node, function in functions.items():
         node.target = function
     module.recompile()
 
@@ -39,21 +48,18 @@ class _Trying(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
-        self.found: dict[fx.Node, Callable[..., Any]] = {}
+        self.found: Functions = {}
+        self._known: dict[Hashable, Callable[..., Any] | None] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         """One call, by a function if there is one."""
-        function = _function(n.target) if n.op == "call_function" else None
-        if function is not None:
+        if n.op == "call_function":
             args, kwargs = self.fetch_args_kwargs_from_env(n)
-            try:
-                with _Called() as called:
-                    made = function(*args, **kwargs)
-            except (TypeError, RuntimeError):  # it does not take what the operator takes
-                return super().run_node(n)
-            if called.operators == [n.target]:
+            alike = n.target, *map(type, args), *((k, type(v)) for k, v in kwargs.items())
+            if alike not in self._known:
+                self._known[alike] = _function(n.target, args, kwargs)
+            if (function := self._known[alike]) is not None:
                 self.found[n] = function
-                return made
         return super().run_node(n)
 
 
@@ -71,11 +77,16 @@ class _Called(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@cache
-def _function(op: object) -> Callable[..., Any] | None:
-    """The function of an operator's name, if there is one."""
+def _function(op: object, args: Args, kwargs: Kwargs) -> Callable[..., Any] | None:
+    """The function of an operator's name, if it calls that with these arguments."""
     if not isinstance(op, OpOverload) or op.namespace != "aten" or op._schema.is_mutable:
         return None
     name = op._schema.name.removeprefix("aten::")
     found = (getattr(owner, name, None) for owner in OWNERS)
-    return next((function for function in found if function is not None), None)
+    function = next((function for function in found if function is not None), None)
+    try:
+        with _Called() as called:
+            _ = None if function is None else function(*args, **kwargs)
+    except (TypeError, RuntimeError):  # it does not take what the operator takes
+        return None
+    return function if called.operators == [op] else None

@@ -12,8 +12,8 @@ from torch import Tensor, fx
 from relprop.adapters import Prepared
 from relprop.compiled.head import Head, start_at
 from relprop.compiled.ledger_rows import LedgerRows
-from relprop.compiled.tape import LooksAtValues, Tape
-from relprop.compiled.tidying import not_flat, refuse_tags
+from relprop.compiled.tape import NotFlat, Tape, Writes
+from relprop.errors import OptionError
 from relprop.explanation.tokens import MAPS
 from relprop.interpreter.forward import detached
 from relprop.operations import Value
@@ -30,8 +30,20 @@ from relprop.tracer.binding import Inputs
 from relprop.tracer.facts import is_floating
 from relprop.tracer.surroundings import TRACING, unwarned
 
+EXPLAIN = "relprop.explain(model, inputs, target, ...), which records nothing"
 #: What a flat program gives, by name.
 Outputs = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recorded ``graph`` and the tensors that it holds; how the ledger in it is to be read, and
+    the sizes of what it gives, by name."""
+
+    graph: fx.Graph
+    held: dict[str, Tensor]
+    rows: LedgerRows | None
+    sizes: dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -45,10 +57,10 @@ class Recording:
     inputs: Inputs
     described: Described
 
-    def at(self, batch: int) -> tuple[fx.GraphModule, LedgerRows | None]:
-        """The graph for ``batch`` samples, and how its ledger is to be read. Its inputs are the
-        call's tensors, then which tokens of each explained input are content, (batch, tokens), then
-        the index of what is explained: (batch,), or (batch, axes) of an output with several.
+    def at(self, batch: int, *, shorter: bool = True) -> Recorded:
+        """The graph for any number of samples, recorded for ``batch``. Its inputs are the call's
+        tensors, then which tokens of each explained input are content, (batch, tokens), then the
+        index of what is explained: (batch,), or (batch, axes) of an output with several.
 
         Raises:
             OptionError: where the method looks at values, which cannot be recorded, or where an
@@ -57,12 +69,16 @@ class Recording:
         given = self.given(batch)
         try:
             slow = unwarned("There is a performance drop")
-            with TRACING, torch.no_grad(), slow, recorded(), Tape(given) as tape:
+            tape = Tape(given, batch, self.inputs.batched.index(True), shorter=shorter)
+            with TRACING, torch.no_grad(), slow, recorded(), tape:
                 outputs, rows = self._run(given, batch)
-        except LooksAtValues as error:
-            raise not_flat(self.needs.question.method, "it looks at values on its way") from error
-        refuse_tags(tape.graph, self.needs.question.method)
-        return tape.module(outputs), rows
+        except Writes:
+            return self.at(batch, shorter=False)
+        except NotFlat as error:
+            raise not_flat(self.needs.question.method, str(error)) from error
+        tape.finish(outputs)
+        sizes = {name: tuple(t.shape) for name, t in outputs.items()}
+        return Recorded(tape.graph, tape.held, rows, sizes)
 
     def given(self, batch: int) -> list[Tensor]:
         """Inputs of ``batch`` samples, repeated from those that there are."""
@@ -138,3 +154,9 @@ def named(numbers: Numbers) -> Outputs:
     for i, block in enumerate(numbers.blocks or ()):
         found |= {f"blocks.{i}.{kind}": getattr(block, kind) for kind in MAPS}
     return {name: t for name, t in found.items() if t is not None}
+
+
+def not_flat(method: str, why: str) -> OptionError:
+    """What to say of a method that no program for all calls can hold."""
+    fact = f"method {method!r} cannot be one flat program: {why}"
+    return OptionError(fact, then=[EXPLAIN])

@@ -1,39 +1,66 @@
-"""A tape: every operation of PyTorch that a run makes, as a graph that makes them again."""
+"""A tape: the operations of PyTorch that a run makes, as a graph that makes them again, each once,
+without those that hand on their tensor as it is."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from functools import cache
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
-from relprop.operations import Args, Kwargs, Operator
+from relprop.operations import Args, Kwargs, Operator, argument
 from relprop.operations.looking import is_recorded
-from relprop.tracer.recorded import record_value
+from relprop.tracer.editing import aten
 
 #: What hands a value to Python.
-READS = frozenset({torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default})
+READS = frozenset({aten._local_scalar_dense.default, aten.item.default})
+VIEWS = frozenset({aten.view.default, aten._unsafe_view.default})
+#: Views that may show all of their tensor as it is, and what nothing is differentiated of.
+SHAPED = VIEWS | {aten.detach.default, aten.alias.default, aten.expand.default}
 
 
-class LooksAtValues(Exception):
-    """A run that hands values to Python cannot be made again with others."""
+#: Tags of operators that no program for all calls can hold, and what they do.
+REFUSED = {
+    torch.Tag.nondeterministic_seeded: "draws random numbers",
+    torch.Tag.dynamic_output_shape: "makes tensors whose shapes depend on values",
+}
+PRODUCTS = frozenset({aten.mul.Scalar, aten.mul.Tensor})
+
+
+class NotFlat(Exception):
+    """A run that cannot be made again with other values, and why."""
+
+
+class Writes(Exception):
+    """A run that writes into a tensor, of which others may be views, is recorded as it is."""
 
 
 class Tape(TorchDispatchMode):
     """Records what runs while it is active, inside of ``recorded``. It holds no tensor of the run
-    but those that the run did not make."""
+    but those that the run did not make, in ``held``. ``shorter``: without calls that were made
+    before on the same tensors, aliases, views in the shape that there was, views of views, copies
+    of what lies in order already, products with 1; raises ``Writes`` for a run that they may not be
+    taken out of.
 
-    def __init__(self, given: Sequence[Tensor]) -> None:
+    What ``batch`` divides, a number that divides none that is the model's, grows with the number of
+    samples: the graph reads that from the first axis of the input ``batched``."""
+
+    def __init__(self, given: Sequence[Tensor], batch: int, batched: int, *, shorter: bool) -> None:
         super().__init__()
-        self.graph, self.held = fx.Graph(), dict[str, Tensor]()
+        self.graph, self.held, self.shorter = fx.Graph(), dict[str, Tensor](), shorter
         self._made: dict[int, tuple[ref[Tensor], fx.Node]] = {}
+        self._called: dict[Hashable, fx.Node] = {}
+        self._layouts: dict[fx.Node, object] = {}
         for i, tensor in enumerate(given):
             self._note(tensor, self.graph.placeholder(f"given_{i}"))
+        size = self.graph.call_function(aten.sym_size.int, (self._node(given[batched]), 0))
+        self._batch, self._multiples = batch, {1: size}
 
     def __torch_dispatch__(
         self, func: Operator, types: object, args: Args = (), kwargs: Kwargs | None = None
@@ -42,16 +69,54 @@ class Tape(TorchDispatchMode):
         if not is_recorded():
             return func(*args, **kwargs)
         if func in READS:
-            raise LooksAtValues(str(func))
-        read = tree_map_only(Tensor, self._node, (args, kwargs))
+            raise NotFlat("it looks at values on its way")
+        if self.shorter and is_mutable(func):
+            raise Writes
+        read: Any = map_aggregate(args, self._argument)  # type: ignore[arg-type]
+        named: Any = map_aggregate(kwargs, self._argument)  # type: ignore[arg-type]
         made = func(*args, **kwargs)
-        self._note(made, self.graph.call_function(func, *read))
+        if self.shorter and func in VIEWS:
+            func, source = aten.view.default, read[0]
+            read = (source.args[0], *read[1:]) if source.target in VIEWS else read
+        node = read[0] if self._is_idle(func, read, made) else self._call(func, read, named)
+        if (does := _refused(func)) and not _is_steady(node, args):
+            raise NotFlat(f"{func} {does}")
+        self._note(made, node)
         return made
 
-    def module(self, outputs: Mapping[str, Tensor]) -> fx.GraphModule:
-        """The graph, which gives these tensors by name."""
+    def finish(self, outputs: Mapping[str, Tensor]) -> None:
+        """The graph gives these tensors by name."""
         self.graph.output({name: self._node(t) for name, t in outputs.items()})
-        return fx.GraphModule(self.held, self.graph)
+
+    def _call(self, func: Any, args: Args, kwargs: Kwargs) -> fx.Node:
+        """The node of a call; of a second one like it, that of the first."""
+        if not self.shorter:
+            return self.graph.call_function(func, args, kwargs)
+        types = (*map(type, args), *map(type, kwargs.values()))  # 1 is no 1.0
+        key = func, args, tuple(kwargs.items()), types
+        if key not in self._called:
+            self._called[key] = self.graph.call_function(func, args, kwargs)
+        return self._called[key]
+
+    def _is_idle(self, func: Operator, read: Args, made: object) -> bool:
+        """Whether a call gives the numbers that it is given, in the same shape and layout."""
+        if func is aten.clone.default:
+            idle = not _is_given(read[0])
+        elif func in PRODUCTS:
+            idle = read[1] == 1
+        else:
+            idle = func in SHAPED
+        return self.shorter and idle and _layout(made) == self._layouts[read[0]]
+
+    def _argument(self, value: object) -> object:
+        if isinstance(value, Tensor):
+            return self._node(value)
+        if type(value) is not int or not value or value % self._batch:
+            return value
+        times, one = value // self._batch, self._multiples[1]
+        if times not in self._multiples:
+            self._multiples[times] = self.graph.call_function(operator.mul, (one, times))
+        return self._multiples[times]
 
     def _node(self, tensor: Tensor) -> fx.Node:
         """What made a tensor: an operation, or nothing that is on the tape."""
@@ -67,9 +132,40 @@ class Tape(TorchDispatchMode):
     def _note(self, made: object, node: fx.Node) -> None:
         """What an operation gave."""
         if isinstance(made, Tensor):
-            record_value(node, made)
             self._made[id(made)] = ref(made), node
+            self._layouts.setdefault(node, _layout(made))
         elif isinstance(made, (tuple, list)):
             for i, part in enumerate(made):
                 if part is not None:
-                    self._note(part, self.graph.call_function(operator.getitem, (node, i)))
+                    self._note(part, self._call(operator.getitem, (node, i), {}))
+
+
+def is_mutable(function: object) -> bool:
+    """Whether a call changes a tensor that it is given."""
+    return bool(getattr(getattr(function, "_schema", None), "is_mutable", False))
+
+
+@cache
+def _refused(func: Operator) -> str:
+    """What an operator does that no program for all calls can hold, or ""."""
+    return next((does for tag, does in REFUSED.items() if tag in func.tags), "")
+
+
+def _is_steady(node: fx.Node, args: Args) -> bool:
+    """Whether such a call gives the same each time: it picks by integers, of which there are always
+    as many (by truths it may pick any number), or what may drop some of its values is told to drop
+    none."""
+    if node.target is aten.index.Tensor:
+        return all(i is None or i.dtype != torch.bool for i in args[1])
+    return argument(node, "dropout_p") == 0
+
+
+def _layout(tensor: Any) -> object:
+    return tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _is_given(node: fx.Node) -> bool:
+    """Whether a tensor is the call's own or the model's, or a view of it."""
+    while node.target in SHAPED:
+        node = node.args[0]  # type: ignore[assignment]
+    return node.op != "call_function"

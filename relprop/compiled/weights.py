@@ -3,7 +3,6 @@ anew at every call, and the others as constants."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping
 from functools import cache
 
@@ -16,21 +15,23 @@ from relprop.tracer.offloaded import tensor_of
 CONSTANTS = "constants"
 
 
-def with_names(module: fx.GraphModule, model: nn.Module) -> tuple[fx.GraphModule, tuple[str, ...]]:
-    """The graph with its tensors under the model's names, and these names. Raises ``CaptureError``
-    for a tensor that shares its memory with a weight and is not that weight: a change of it would
-    not be seen."""
+def with_names(
+    graph: fx.Graph, tensors: Mapping[str, Tensor], model: nn.Module
+) -> tuple[fx.GraphModule, tuple[str, ...]]:
+    """The graph with its ``tensors`` under the model's names, and these names. Raises
+    ``CaptureError`` for a tensor that shares its memory with a weight and is not that weight: a
+    change of it would not be seen."""
     own = {id(t): name for name, t in _tensors(model)}
     memory = {t.untyped_storage().data_ptr(): name for name, t in _tensors(model) if t.numel()}
-    held, used, graph = dict[str, Tensor](), dict[str, None](), module.graph
+    held, used = dict[str, Tensor](), dict[str, None]()
     for node in graph.find_nodes(op="get_attr"):
-        tensor = operator.attrgetter(str(node.target))(module)
+        tensor = tensors[str(node.target)]
         name = own.get(id(tensor))
         if name is None:
             part = memory.get(tensor.untyped_storage().data_ptr()) if tensor.numel() else None
             if part is not None:
                 raise CaptureError(f"the graph holds a part of weight {part!r}")
-            name = f"{CONSTANTS}.{str(node.target).replace('.', '_')}"
+            name = f"{CONSTANTS}.{node.target}"
         else:
             used[name] = None
         held[name] = tensor

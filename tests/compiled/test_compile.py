@@ -438,25 +438,31 @@ def test_models_that_branch_on_values():
         relprop.compile(Branching(), sample(batch=2), method="input_gradient")
 
 
+def fickle(left):
+    """The inputs, times another number at each call: by the recording, and by ``explain``."""
+    return lambda at: {name: value * left.pop() for name, value in at.values.items()}
+
+
+def one_by_one(at):
+    """The inputs, each sample on its own."""
+    return {n: torch.stack([v[i] for i in range(len(v))]) for n, v in at.values.items()}
+
+
 @pytest.mark.parametrize(
-    ("factors", "said"),
-    [((1, 1, 2), "does not give what relprop.explain gives"), ((1, 2, 1), "is given 2|2 for 5")],
+    ("method", "said"),
+    [
+        (fickle([2, 1]), "does not give what relprop.explain gives"),
+        (one_by_one, r"of any batch size could not be made of one for \d+ samples: "),
+    ],
+    ids=["another_each_time", "sample_by_sample"],
 )
-def test_a_method_that_python_makes_another_each_time(model, factors, said):
-    """It is called for two recordings, and by ``explain``, with which the program is compared."""
-    left = iter(factors)
-
-    def fickle(at):
-        """The inputs, times another number at each call."""
-        factor = next(left)
-        return {name: value * factor for name, value in at.values.items()}
-
-    METHODS["fickle"] = Method("fickle", fickle, level="input")
+def test_methods_that_python_makes_other_programs(model, method, said):
+    METHODS["own"] = Method("own", method, level="input")
     try:
         with pytest.raises(relprop.errors.CaptureError, match=said):
-            relprop.compile(model, sample(batch=2), method="fickle")
+            relprop.compile(model, sample(batch=2), method="own")
     finally:
-        del METHODS["fickle"]
+        del METHODS["own"]
 
 
 def test_values_that_are_not_finite_are_said(model):

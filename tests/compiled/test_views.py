@@ -1,28 +1,31 @@
-"""What does nothing in a recorded program is taken out of both recordings, and nothing else is."""
+"""What does nothing is not recorded, what is done twice once, and what grows with the batch is read
+from it."""
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch import fx
 
-from relprop.compiled.tidying import without_idle_calls
+from relprop.compiled.tape import NotFlat, Tape, Writes
+from relprop.operations.looking import recorded
 
-SIZES = (3, 5)
+BATCH = 5
 
 
-def recorded(function):
-    """The two recordings of a function of (batch, 4, 6), tidied, and how long they were."""
-    both = [make_fx(function)(torch.rand(n, 4, 6)) for n in SIZES]
-    before = [str(n.target) for n in both[0].graph.nodes]
-    without_idle_calls(*both)
-    for module in both:
-        module.graph.lint()
-        module.recompile()
-    for module, n in zip(both, SIZES, strict=True):
+def made(function, *, shorter=True):
+    """The operators that a function of (batch, 4, 6) is recorded as, which give what it gives for
+    other batches, too."""
+    x = torch.rand(BATCH, 4, 6)
+    with recorded(), Tape([x], BATCH, 0, shorter=shorter) as tape:
+        y = function(x)
+    tape.finish({"y": y})
+    tape.graph.eliminate_dead_code()
+    tape.graph.lint()
+    module = fx.GraphModule(tape.held, tape.graph)
+    for n in (BATCH, 3, 1):
         x = torch.rand(n, 4, 6)
-        assert torch.equal(module(x), function(x))
-    first, second = ([str(n.target) for n in m.graph.nodes] for m in both)
-    assert first == second
-    return before, first
+        assert torch.equal(module(x)["y"], function(x))
+    names = [str(n.target) for n in tape.graph.nodes]
+    return [n for n in names if n.startswith("aten") and "sym_size" not in n]
 
 
 def twice(x):
@@ -34,28 +37,63 @@ def in_place(x):
 
 
 def test_views_of_views_are_one_and_of_the_same_shape_none():
-    before, after = recorded(twice)
-    assert before.count("aten.view.default") == 3 and "aten.view.default" not in after
+    assert made(twice) == ["aten.add.Tensor"]
 
 
 def test_what_is_spread_or_copied_to_no_end():
-    before, after = recorded(lambda x: (x * 2).expand(len(x), 4, 6).clone() * 1 + 1)
-    assert {"aten.expand.default", "aten.clone.default"} <= {*before}
-    assert not {"aten.expand.default", "aten.clone.default"} & {*after}
+    spread = made(lambda x: (x * 2).expand(len(x), 4, 6).clone() * 1 + 1)
+    assert spread == ["aten.mul.Tensor", "aten.add.Tensor"]
+
+
+def test_what_is_done_twice_is_recorded_once():
+    def function(x):
+        parts = [torch.split(x * 2, 3, -1)[i] for i in (0, 1)]
+        return parts[0] + parts[1] * 2.0 + parts[1].div(2)
+
+    assert sorted(made(function)) == [
+        *("aten.add.Tensor", "aten.add.Tensor", "aten.div.Tensor", "aten.mul.Tensor"),
+        *("aten.mul.Tensor", "aten.split.Tensor"),
+    ]
+
+
+def test_whole_numbers_are_no_fractions():
+    """1 == 1.0 == True, and what they are added to tells which it was."""
+
+    def function(x):
+        n = (x > 0.5).long()
+        return torch.add(n, 1).sum() * 0.5 + torch.add(n, 1.0).div(3).sum() + torch.add(n, True)
+
+    assert made(function).count("aten.add.Tensor") == 5
 
 
 @pytest.mark.parametrize(
-    "function",
+    ("function", "stays"),
     [
-        lambda x: x.clone(),  # what is given must not be handed out
-        lambda x: (x * 2).mT.clone(memory_format=torch.contiguous_format),
-        lambda x: x[:, :, :1].expand(len(x), 4, 6) + 1,
-        lambda x: (
-            (x[:, :3, 0] + 1).contiguous().view(3, len(x)) + 1
-        ),  # as square as the batch, of one size
-        in_place,
+        (lambda x: x.clone(), "clone"),  # what is given must not be handed out
+        (lambda x: (x * 2).mT.clone(memory_format=torch.contiguous_format), "clone"),
+        (lambda x: x[:, :, :1].expand(len(x), 4, 6) + 1, "expand"),
     ],
 )
-def test_what_does_something_stays(function):
-    before, after = recorded(function)
-    assert [n for n in before if "aten" in n] == [n for n in after if "aten" in n]
+def test_what_does_something_stays(function, stays):
+    assert f"aten.{stays}.default" in made(function)
+
+
+def test_what_is_written_into_is_recorded_as_it_is():
+    with pytest.raises(Writes):
+        made(in_place)
+    assert made(in_place, shorter=False) == [
+        *("aten.clone.default", "aten.view.default", "aten.view.default", "aten.add_.Tensor"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (torch.rand_like, "rand_like.default draws random numbers"),
+        (lambda x: x[x > 0.5], "shapes depend on values"),
+        (lambda x: x * float(x.sum()), "looks at values"),
+    ],
+)
+def test_what_no_program_for_all_calls_can_hold(function, said):
+    with pytest.raises(NotFlat, match=said):
+        made(function)
