@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 
+import torch
 from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from relprop.compiled.batches import size_for
+from relprop.compiled.batches import sizes_for
 from relprop.compiled.explainer import Manual, Shape
 from relprop.compiled.head import ONE_ELEMENT, Head
 from relprop.compiled.live import Live
@@ -41,10 +43,14 @@ from relprop.runner.sites import reached_inputs
 from relprop.targets.inside import reads_inside
 from relprop.targets.outputs import ModelOutput, class_output_or_none
 from relprop.targets.resolve import is_callable, possible_starts
+from relprop.tracer.model_comparison import largest
 from relprop.tracer.offloaded import is_offloaded
+from relprop.tracer.program import Program
 
 #: So many samples a program is tried with; fewer than any number that it is recorded for.
 EXAMPLE = 3
+#: For so many numbers of samples it is recorded, if the first ones are no good.
+TRIALS = 3
 
 
 def make_flat(
@@ -70,26 +76,54 @@ def make_flat(
     output, head = _output(session, target)
     layouts, described = _laid_out(needs, part, output.node)
     recording = Recording(needs, output.node, head, part.inputs, described)
-    recorded = recording.at(size := size_for(session.program))
-    graph, count = recorded.graph, len(part.inputs.tensors)
-    left = _without_unread(graph, count, count + len(layouts))
-    module, weights = with_names(graph, recorded.held, model)
+    flat = _of_any_batch(recording, session.program, model)
     over_attention = question.by.level == "attention"
     manual = Manual(
         Shape.of(part.inputs),
         head,
-        tuple(list(layouts)[i] for i in left),
+        tuple(list(layouts)[i] for i in flat.left),
         layouts,
         over_attention,
         Made.by(needs),
-        recorded.rows,
+        flat.recorded.rows,
         tuple(s.path for s in needs.chosen) if "blocks" in question.keep else None,
     )
-    given = recording.given(EXAMPLE)
-    example = (*given[:count], *(given[count + i] for i in left), given[-1])
-    functions = _tried(module, example, recorded, size)
-    tied = ties(model, weights)
-    return manual, Live(needs, output.node, module, functions, weights, tied, example, model, how)
+    tied = ties(model, flat.weights)
+    made = flat.module, flat.functions, flat.weights, tied, flat.example
+    return manual, Live(needs, output.node, *made, model, how)
+
+
+@dataclass(frozen=True)
+class _Flat:
+    """A program, ``recorded`` for some samples, as a ``module`` of those of the model's tensors
+    that ``weights`` names; which of the inputs' contents are ``left`` in it, and an ``example`` of
+    what it takes, with which it was tried; the functions for its operators."""
+
+    recorded: Recorded
+    left: tuple[int, ...]
+    module: fx.GraphModule
+    weights: tuple[str, ...]
+    example: tuple[Tensor, ...]
+    functions: Functions
+
+
+def _of_any_batch(recording: Recording, program: Program, model: nn.Module) -> _Flat:
+    """The program for any number of samples. It is tried for other ones than it was recorded for:
+    a number that these divide by chance, that of a ledger's rows, is no multiple of them then."""
+    for size in islice(sizes_for(program), TRIALS):
+        recorded = recording.at(size)
+        count = len(recording.inputs.tensors)
+        left = _without_unread(recorded.graph, count, count + len(recording.described))
+        module, weights = with_names(recorded.graph, recorded.held, model)
+        given = recording.given(EXAMPLE)
+        example = (*given[:count], *(given[count + i] for i in left), given[-1])
+        try:
+            functions = _tried(module, example, recorded.gave)
+        except CaptureError as error:
+            refused = error
+        else:
+            return _Flat(recorded, left, module, weights, example, functions)
+    raise refused
 
 
 def _without_unread(graph: fx.Graph, first: int, last: int) -> tuple[int, ...]:
@@ -107,24 +141,32 @@ def _without_unread(graph: fx.Graph, first: int, last: int) -> tuple[int, ...]:
 
 
 def _tried(
-    module: fx.GraphModule, example: tuple[Tensor, ...], recorded: Recorded, size: int
+    module: fx.GraphModule, example: tuple[Tensor, ...], gave: Mapping[str, Tensor]
 ) -> Functions:
-    """The functions for the operators of a program that was ``recorded`` for ``size`` samples.
-    Raises ``CaptureError`` where it is no program for the ``example``'s other number of them."""
+    """The functions for the operators of a program. Raises ``CaptureError`` where it does not give
+    for the few samples of an ``example`` what it ``gave`` for these among others."""
     try:
         outputs, functions = functions_of(module, example)
-        found = {name: tuple(t.shape) for name, t in outputs.items()}
     except Exception as error:  # any operator may refuse sizes, each by an error of its own
-        raise _one_size(first_line(error), size) from error
-    for name, sizes in recorded.sizes.items():
-        wanted = tuple(n if n % size else n // size * EXAMPLE for n in sizes)
-        if found[name] != wanted:
-            raise _one_size(f"{name!r} has the size {found[name]}, not {wanted}", size)
+        raise _one_size(first_line(error)) from error
+    for name, more in gave.items():
+        found = outputs[name]
+        wanted = more[tuple(map(slice, found.shape[: more.dim()]))]
+        if wanted.shape != found.shape or not _is_alike(found, wanted):
+            raise _one_size(f"it gives another {name!r} of {tuple(found.shape)}")
     return functions
 
 
-def _one_size(fact: str, size: int) -> CaptureError:
-    whole = f"a flat program of any batch size could not be made of one for {size} samples: {fact}"
+def _is_alike(found: Tensor, wanted: Tensor) -> bool:
+    """Whether two tensors differ by no more than rounding, by √ε of the largest number."""
+    if not wanted.is_floating_point():
+        return torch.equal(found, wanted)
+    allowed = torch.finfo(wanted.dtype).eps ** 0.5 * largest(wanted)
+    return torch.allclose(found, wanted, rtol=0, atol=allowed, equal_nan=True)
+
+
+def _one_size(fact: str) -> CaptureError:
+    whole = f"a flat program of any batch size could not be made of one for some samples: {fact}"
     then = "relprop.explain, which records nothing, explains this model"
     return CaptureError(whole, then=[then])
 

@@ -37,13 +37,13 @@ Outputs = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recorded ``graph`` and the tensors that it holds; how the ledger in it is to be read, and
-    the sizes of what it gives, by name."""
+    """A recorded ``graph``, the tensors that it holds, and what it ``gave`` when it was recorded;
+    how the ledger in that is to be read."""
 
     graph: fx.Graph
     held: dict[str, Tensor]
     rows: LedgerRows | None
-    sizes: dict[str, tuple[int, ...]]
+    gave: Outputs
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,7 @@ class Recording:
         except NotFlat as error:
             raise not_flat(self.needs.question.method, str(error)) from error
         tape.finish(outputs)
-        sizes = {name: tuple(t.shape) for name, t in outputs.items()}
-        return Recorded(tape.graph, tape.held, rows, sizes)
+        return Recorded(tape.graph, tape.held, rows, outputs)
 
     def given(self, batch: int) -> list[Tensor]:
         """Inputs of ``batch`` samples, repeated from those that there are."""

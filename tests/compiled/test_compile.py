@@ -452,7 +452,7 @@ def one_by_one(at):
     ("method", "said"),
     [
         (fickle([2, 1]), "does not give what relprop.explain gives"),
-        (one_by_one, r"of any batch size could not be made of one for \d+ samples: "),
+        (one_by_one, "of any batch size could not be made of one for some samples: "),
     ],
     ids=["another_each_time", "sample_by_sample"],
 )
