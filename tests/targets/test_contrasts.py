@@ -116,11 +116,10 @@ ROADS = {"explain": explained, "explain_many": many, "compare": compared}
 def test_functions_are_never_refused_and_their_labels_say_what_is_left_out(road):
     road = ROADS[road]
     for target in (margin, lambda output: margin(output)):
-        said = target.__name__
-        for method in ("transformer_attribution", "rollout"):
-            assert road(target, method).labels == (f"{said}; its sign does not matter",) * 2
-        assert road(target, "gae").labels == (f"{said}; {ONLY_FOR}",) * 2
-        assert road(target, "attnlrp").labels is None
+        assert road(target, "gae").labels == (f"{target.__name__}; {ONLY_FOR}",) * 2
+    for method in ("input_gradient", "rollout"):
+        assert road(margin, method).labels == ("margin; its sign does not matter",) * 2
+    assert road(margin, "attnlrp").labels is None
     square = road(lambda output: output[0, 3].square() + output[0, 5], "transformer_attribution")
     assert square.labels != ("<lambda>; its sign does not matter",) * 2
 
@@ -128,12 +127,12 @@ def test_functions_are_never_refused_and_their_labels_say_what_is_left_out(road)
 def test_a_function_of_the_same_code_is_tried_once(monkeypatch):
     tried = []
     monkeypatch.setattr(opposites, "_tried", lambda *given: tried.append(given) or "even")
-    made = [explained(lambda output: output[0, 3], "transformer_attribution") for _ in range(2)]
+    made = [explained(lambda output: output[0, 3], "input_gradient") for _ in range(2)]
     assert len(tried) == 1
     assert all(e.labels == ("<lambda>; its sign does not matter",) * 2 for e in made)
     for k in (3, 5):  # of another class, or another function: each is tried
-        explained(lambda output, k=k: output[0, k], "transformer_attribution")
-        explained(lambda output: output[0, k], "transformer_attribution")  # noqa: B023
+        explained(lambda output, k=k: output[0, k], "input_gradient")
+        explained(lambda output: output[0, k], "input_gradient")  # noqa: B023
     assert len(tried) == 5
 
 
