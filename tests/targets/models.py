@@ -57,16 +57,18 @@ def t5():
     return ready(hf.T5ForConditionalGeneration(hf.T5Config(**sizes, num_heads=2, **tokens)))
 
 
-def of_both(size, layers):
+def of_both(size, layers, inner):
     """The fields of an encoder and of a decoder."""
-    sizes = {"layers": layers, "attention_heads": 2, "ffn_dim": 2 * size}
+    sizes = {"layers": layers, "attention_heads": 2, "ffn_dim": inner}
     both = {f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in sizes.items()}
     return {"vocab_size": 31, "d_model": size, "decoder_start_token_id": START, **both, **SPECIAL}
 
 
 @functools.cache
 def bart():
-    config = hf.BartConfig(**of_both(16, 1), max_position_embeddings=32, forced_eos_token_id=None)
+    config = hf.BartConfig(
+        **of_both(16, 1, 24), max_position_embeddings=32, forced_eos_token_id=None
+    )
     return ready(hf.BartForConditionalGeneration(config))
 
 
@@ -74,7 +76,7 @@ def bart():
 def whisper(layers=1, size=16, frames=10):
     heard = {"num_mel_bins": 8, "max_source_positions": frames, "max_target_positions": 32}
     free = {"suppress_tokens": None, "begin_suppress_tokens": None}
-    config = hf.WhisperConfig(**of_both(size, layers), **heard, **free)
+    config = hf.WhisperConfig(**of_both(size, layers, 2 * size), **heard, **free)
     return ready(hf.WhisperForConditionalGeneration(config))
 
 
