@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import relprop
 from relprop.errors import OptionError
 from relprop.methods import METHODS, TokenMap, available, register, remove
+from tests.common.breadth import only
 from tests.common.models import made_once
 from tests.parity import test_goldens
 from tests.parity.test_goldens import EXACT, INPUT_AND_TARGET, TOGETHER, TOLERANCE, explained, met
@@ -240,8 +241,7 @@ def test_head_fusion(method, fusion):
     agree(scores(model, x, method, head_fusion=fusion), by_hand())
 
 
-@pytest.mark.parametrize("ratio", [0.3, 0.79])
-@pytest.mark.parametrize("fusion", ["mean", "max"])
+@pytest.mark.parametrize(("ratio", "fusion"), [(0.3, "mean"), (0.79, "max")])
 def test_discard_ratio_drops_the_smallest_entries_of_each_map(ratio, fusion):
     model, x, attention, _ = plain(blocks=2, heads=4)
     kept = []
@@ -329,18 +329,24 @@ def test_methods_without_scores_by_layer_say_so(method):
         relprop.explain(model, x, 2, method=method, keep="layers")
 
 
-@pytest.mark.parametrize("site", [2, 11, 13])
-def test_a_site_alone_is_the_roll_up_with_all_other_maps_0(site, own_methods):
+@pytest.mark.parametrize(
+    ("name", "site"), only([("plain", 0)], [("plain", 0), ("CoaT", 2), ("CoaT", 11), ("CoaT", 13)])
+)
+def test_a_site_alone_is_the_roll_up_with_all_other_maps_0(name, site, own_methods):
     """Also where its values have other readers, whose field is in several parts (CoaT's)."""
 
     def alone(at):
         return {v.site.contraction: v.attention * (i == site) for i, v in enumerate(at.sites)}
 
     register("alone", alone, class_specific=False)
-    found = next(s for s in subjects("timm") if s.name == "timm/coat/coat_mini")
-    case = build_subject(found, batch=1)
+    if name == "plain":
+        given = *plain(blocks=2, heads=2)[:2], 2
+    else:
+        found = next(s for s in subjects("timm") if s.name == "timm/coat/coat_mini")
+        case = build_subject(found, batch=1)
+        given = case.model, case.inputs, case.target
     rolled, read = (
-        relprop.explain(case.model, case.inputs, case.target, verify=False, **options).scores
+        relprop.explain(*given, verify=False, **options).scores
         for options in ({"method": "alone"}, {"method": "raw_attention", "layers": [site]})
     )
     assert rolled.abs().max() > 0

@@ -7,6 +7,7 @@ import torch
 import transformers
 
 import relprop
+from tests.common.breadth import diagonal
 from tests.common.models import closeness
 from tests.methods.test_chunks import in_chunks
 
@@ -36,9 +37,14 @@ class Written(torch.nn.Module):
         return self.head(y.transpose(1, 2).flatten(2).mean(1))
 
 
-@pytest.mark.parametrize("chunks", [False, True])
-@pytest.mark.parametrize("low", [-1e9, torch.finfo(torch.float32).min])
-@pytest.mark.parametrize("method", ["gradient_x_input", "transformer_attribution", "attnlrp"])
+@pytest.mark.parametrize(
+    ("method", "low", "chunks"),
+    diagonal(
+        ["gradient_x_input", "transformer_attribution", "attnlrp"],
+        [-1e9, torch.finfo(torch.float32).min],
+        [True, False],
+    ),
+)
 def test_a_query_that_sees_no_key_has_the_gradient_of_its_mean(chunks, low, method, monkeypatch):
     x = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(1)).double()
     written, called = (
@@ -51,9 +57,9 @@ def test_a_query_that_sees_no_key_has_the_gradient_of_its_mean(chunks, low, meth
         assert closeness(parts.scores, written.scores) <= 1e-9
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("new", [False, True])
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    ("side", "new", "attention"), diagonal(["left", "right"], [False, True], ["sdpa", "eager"])
+)
 def test_falcon_with_alibi_and_padding(side, new, attention):
     torch.manual_seed(0)
     config = transformers.FalconConfig(

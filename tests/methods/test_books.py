@@ -5,6 +5,7 @@ import torch
 
 import relprop
 from relprop.interpreter import accounts
+from tests.common.breadth import diagonal
 from tests.methods.table import made
 
 MODELS = ("ViT", "T5", "DETR")
@@ -17,8 +18,7 @@ def explained(name):
     return relprop.explain(model, inputs, target, method="lrp")
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("bounds", BOUNDS)
+@pytest.mark.parametrize(("bounds", "name"), diagonal(BOUNDS, MODELS))
 def test_books_do_not_depend_on_what_is_summed_together(monkeypatch, name, bounds):
     want = explained(name)
     monkeypatch.setattr(accounts, "TOGETHER", BOUNDS[bounds])

@@ -10,6 +10,7 @@ import torch
 import relprop
 from relprop.errors import NoAttentionError, OptionError, UnforeseenError
 from relprop.runner import run
+from tests.common.breadth import only
 from tests.common.models import closeness, sample, shared
 from tests.methods.table import MODELS, PATH, column
 
@@ -160,6 +161,7 @@ def test_pictures():
         c.plot(sample=5)
 
 
+@pytest.mark.slow  # tests/testing runs the page, too
 def test_the_page_on_writing_a_method_runs(capsys):
     text = (Path(__file__).parents[2] / "docs/write-a-method.md").read_text()
     before, scope = list(relprop.methods.METHODS), {}
@@ -175,7 +177,7 @@ def test_the_page_on_writing_a_method_runs(capsys):
     assert list(relprop.methods.METHODS) == before
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", only(("ViT", "BERT"), MODELS))
 @pytest.mark.filterwarnings("ignore:.*Model config.*")
 def test_every_method_on_every_kind_of_model(model):
     """Finite, batch-exact, the model untouched, or refused: as the page says, whose rows for this

@@ -10,6 +10,7 @@ import relprop
 from relprop.errors import OptionError
 from relprop.methods.gae import attention_to, normalised, self_attention
 from tests.common import goldens
+from tests.common.breadth import only
 from tests.parity.test_goldens import EXACT, INPUT_AND_TARGET, TOGETHER, explained, met
 from tests.rollup.hand import SAMPLES, Attention, Layer, agree, eye, normal
 from tests.rollup.structures import WIDTH
@@ -165,7 +166,7 @@ def read(e, r_of_sample, weights):
 LAST = eye(T)[-1]
 
 
-@pytest.mark.parametrize("post", [False, True])
+@pytest.mark.parametrize("post", only([True], [False, True]))
 def test_encoder_and_decoder(post):
     e = gae(EncoderDecoder(post), both())
 
@@ -200,7 +201,7 @@ def test_encoder_and_decoder_with_some_layers_left_out():
     read(e, by_hand, {"t": LAST})
 
 
-@pytest.mark.parametrize("how", ["max", "min"])
+@pytest.mark.parametrize("how", only(["max"], ["max", "min"]))
 def test_heads_are_fused_as_asked(how):
     model, inputs = EncoderDecoder(), both()
     e = gae(model, inputs, head_fusion=how, layers=[-1])
@@ -208,7 +209,7 @@ def test_heads_are_fused_as_asked(how):
     agree(e["source"].scores, getattr(m, f"a{how}")(1)[:, -1])
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", only([False], [False, True]))
 def test_co_attention_from_the_matrices_before_the_layer(shared):
     torch.manual_seed(1)
     model = CoAttention(shared, lambda m, x, y: m.head(x[:, 0] * y[:, 1]))
@@ -346,7 +347,7 @@ def test_row_normalisation_is_their_own_where_inputs_meet():
         gae(EncoderDecoder(), both(), normalize_rows=True)
 
 
-@pytest.mark.parametrize("length", [1, 4])
+@pytest.mark.parametrize("length", only([4], [1, 4]))
 def test_t5(length):
     """Relative positions, a shared embedding, a mask; also when the decoder has one token."""
     model, inputs = t5(length)
@@ -382,7 +383,7 @@ def t5(length):
         d_model=16,
         d_kv=8,
         d_ff=32,
-        num_layers=2,
+        num_layers=1,
         num_heads=2,
         decoder_start_token_id=0,
     )

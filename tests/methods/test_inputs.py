@@ -15,6 +15,7 @@ from torch import nn
 import relprop
 from relprop.errors import OptionError, RelpropError, TargetError
 from relprop.methods import METHODS, input_level
+from tests.common.breadth import only
 from tests.common.models import build, closeness, sample
 
 INPUT_LEVEL = input_level()
@@ -110,7 +111,7 @@ def test_integrated_gradients_of_a_square():
 
 def test_integrated_gradients_are_complete():
     model, x = build(), sample()
-    e = relprop.explain(model, x, 2, method="integrated_gradients", n_steps=200)
+    e = relprop.explain(model, x, 2, method="integrated_gradients", n_steps=60)
     difference = (model(x) - model(torch.zeros_like(x)))[:, 2].detach()
     assert closeness(e.scores.sum(1), difference) <= 1e-6
     assert closeness(e.output, model(x)[:, 2].detach()) <= EXACT
@@ -123,17 +124,11 @@ def test_integrated_gradients_follow_a_callable_and_a_prediction():
     predicted = model(x).argmax(1)
     assert len(predicted.unique()) > 1 and predicted[0] != model(torch.zeros_like(x))[0].argmax()
     rows = torch.arange(3)
-    e = relprop.explain(model, x, method="integrated_gradients", n_steps=200)
-    assert (
-        closeness(
-            e.scores.sum(1), (model(x) - model(torch.zeros_like(x)))[rows, predicted].detach()
-        )
-        <= 1e-6
-    )
-    e = relprop.explain(
-        model, x, lambda y: y.softmax(-1)[0, 1] ** 2, method="integrated_gradients", n_steps=200
-    )
-    squared = model(x).softmax(-1)[:, 1] ** 2 - model(torch.zeros_like(x)).softmax(-1)[:, 1] ** 2
+    how, y, y0 = {"method": "integrated_gradients", "n_steps": 60}, model(x), model(0 * x)
+    e = relprop.explain(model, x, **how)
+    assert closeness(e.scores.sum(1), (y - y0)[rows, predicted].detach()) <= 1e-6
+    e = relprop.explain(model, x, lambda y: y.softmax(-1)[0, 1] ** 2, **how)
+    squared = y.softmax(-1)[:, 1] ** 2 - y0.softmax(-1)[:, 1] ** 2
     assert closeness(e.scores.sum(1), squared.detach()) <= 1e-6
 
 
@@ -174,15 +169,11 @@ def test_named_targets_are_the_scalar_they_say(name):
     value = y(model(x))
     gradient = torch.autograd.grad(value.sum(), x)[0]
     product = relprop.explain(model, PIXELS, target, method="gradient_x_input", keep="input")
-    assert (
-        closeness(product.input, PIXELS * gradient) <= EXACT
-        and closeness(product.output, value.detach()) <= EXACT
-    )
+    assert closeness(product.input, PIXELS * gradient) <= EXACT
+    assert closeness(product.output, value.detach()) <= EXACT
     integrated = relprop.explain(model, PIXELS, target, method="integrated_gradients", n_steps=60)
-    assert (
-        closeness(integrated.scores.sum(1), (value - y(model(torch.zeros_like(PIXELS)))).detach())
-        <= 1e-6
-    )
+    difference = (value - y(model(torch.zeros_like(PIXELS)))).detach()
+    assert closeness(integrated.scores.sum(1), difference) <= 1e-6
 
 
 def test_lrp_of_two_layers_is_eq_4():
@@ -302,7 +293,7 @@ def test_captum_on_the_eager_embedding_says_the_same():
         assert closeness(e.scores, integrated.sum(2)) <= QUADRATURE
 
 
-@pytest.mark.parametrize("method", INPUT_LEVEL)
+@pytest.mark.parametrize("method", only(["lrp", "smoothgrad"], INPUT_LEVEL))
 def test_nothing_is_rolled_up(method):
     e = relprop.explain(Convolution(), PIXELS, 0, method=method)
     assert (
@@ -325,7 +316,7 @@ def test_nothing_is_rolled_up(method):
     assert (method == "input_gradient") <= bool((e.scores >= 0).all())
 
 
-@pytest.mark.parametrize("method", INPUT_LEVEL)
+@pytest.mark.parametrize("method", only(["occlusion"], INPUT_LEVEL))
 def test_it_is_saved_and_loaded(method, tmp_path):
     e = relprop.explain(Convolution(), PIXELS, 0, method=method, keep="input")
     again = relprop.load(e.save(tmp_path / "one.safetensors"))

@@ -10,6 +10,7 @@ import transformers
 import relprop
 from relprop.adapters.masks import positions_of
 from relprop.errors import PaddingWarning
+from tests.common.breadth import only
 from tests.common.models import closeness
 
 IDS = torch.randint(3, 40, (2, 6), generator=torch.Generator().manual_seed(0))
@@ -32,7 +33,7 @@ def made(name, **config):
     return kind(config).eval().double()
 
 
-@pytest.mark.parametrize("name", ["GPT2", "Bert"])
+@pytest.mark.parametrize("name", only(["GPT2"], ["GPT2", "Bert"]))
 def test_padding_that_changes_the_output_is_said_and_the_advice_helps(name):
     model = made(name, **(GPT2 if name == "GPT2" else TINY))
     given = {"input_ids": IDS, "attention_mask": MASK}
@@ -65,7 +66,7 @@ def tokenizer():
     )
 
 
-@pytest.mark.parametrize("by_pipeline", [False, True])
+@pytest.mark.parametrize("by_pipeline", only([False], [False, True]))
 def test_what_is_padded_here_is_counted_from_its_beginning(by_pipeline):
     model, texts = made("GPT2", **GPT2), ["a b c d e", "c a"]
     how = {"processor": tokenizer()}

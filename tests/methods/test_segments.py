@@ -10,6 +10,7 @@ import relprop
 from relprop.errors import OptionError
 from relprop.runner import memory, verification
 from relprop.runner.memory import free_memory
+from tests.common.breadth import only
 from tests.methods.test_chunks import (
     AT_INPUT,
     EXACT,
@@ -29,7 +30,7 @@ from tests.methods.test_chunks import (
 LEAST = {"memory": 0}
 
 
-@pytest.fixture(params=MODELS, scope="module")
+@pytest.fixture(params=only(("padded BERT", "encoder and decoder"), MODELS), scope="module")
 def case(request):
     return lively_case(request.param)
 

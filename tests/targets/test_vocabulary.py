@@ -14,6 +14,7 @@ import relprop
 from relprop.adapters import Adapter
 from relprop.errors import TargetError
 from relprop.targets import contrast, output, query, region, similarity, span, token
+from tests.common.breadth import only
 from tests.common.models import build, closeness, sample
 from tests.targets import models
 from tests.targets.models import MASK, Heads, bert, pictures, words
@@ -186,7 +187,7 @@ def test_a_span_is_the_sum_of_two_terms():
     assert e.ledger.balanced(1e-12)
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("side", only(["left"], ["right", "left"]))
 @pytest.mark.filterwarnings("ignore::relprop.errors.PaddingWarning")
 def test_without_positions_it_is_the_best_span_of_real_tokens(side):
     model, ids = bert(hf.BertForQuestionAnswering), words(6, 9)
@@ -271,10 +272,13 @@ DECODER_MASKS = {
 DECODER_LAST = {"none": [4, 4, 4], "right": [4, 2, 1], "left": [4, 4, 4]}
 
 
-@pytest.mark.parametrize("padding", DECODER_MASKS)
-@pytest.mark.parametrize("make", [models.t5, models.bart])
+@pytest.mark.filterwarnings("ignore::relprop.errors.PaddingWarning")
+@pytest.mark.parametrize(
+    ("make", "padding"),
+    only([("t5", "right"), ("bart", "left")], itertools.product(["t5", "bart"], DECODER_MASKS)),
+)
 def test_a_decoders_default_is_the_predicted_token_at_its_last_real_position(make, padding):
-    model, last = make(), DECODER_LAST[padding]
+    model, last = getattr(models, make)(), DECODER_LAST[padding]
     source = torch.tensor([[1] * 7, [1] * 5 + [0] * 2, [1] * 6 + [0]])
     inputs = {"input_ids": words(), "attention_mask": source, "decoder_input_ids": words(3, 5, 5)}
     if DECODER_MASKS[padding] is not None:
@@ -307,11 +311,9 @@ def test_a_chosen_step_is_as_if_the_decoder_had_stopped_there():
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("make", "size"), [(models.detr, 64), (models.yolos, 32)], ids=["detr", "yolos"]
-)
+@pytest.mark.parametrize(("make", "size"), only([("yolos", 32)], [("detr", 64), ("yolos", 32)]))
 def test_a_detectors_queries(make, size):
-    model, inputs = make(), {"pixel_values": pictures(3, size)}
+    model, inputs = getattr(models, make)(), {"pixel_values": pictures(3, size)}
     logits = model(**inputs).logits.detach()
     confidence = logits.softmax(-1)[..., :-1]  # as the model's own post-processing has it
     best = [divmod(int(k), 4) for k in confidence.flatten(1).argmax(1)]
@@ -827,18 +829,7 @@ def test_an_output_that_folds_axes_into_the_batch():
 
 def test_positions_are_not_looked_for_among_axes_folded_into_the_batch(monkeypatch):
     monkeypatch.setattr(Adapter, "is_causal", lambda self, model: True)
-    model = Changed(lambda y: y[:, None, None].expand(-1, 2, 3, -1).flatten(0, 1))
+    model = Heads(lambda y: y[:, None, None].expand(-1, 2, 3, -1).flatten(0, 1))
     with pytest.raises(TargetError, match="needs a class head"):
         relprop.explain(model, sample())
     assert relprop.explain(model, sample(), (1, 2, 0)).target == ((1, 2, 0),) * 3
-
-
-class Changed(torch.nn.Module):
-    """A model whose output is ``change`` of another's."""
-
-    def __init__(self, change):
-        super().__init__()
-        self.inner, self.change = build(), change
-
-    def forward(self, x):
-        return self.change(self.inner(x))

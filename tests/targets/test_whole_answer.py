@@ -7,6 +7,7 @@ import torch
 import relprop
 from relprop.errors import OptionError
 from relprop.views.audit import LOST
+from tests.common.breadth import only
 from tests.common.models import closeness
 from tests.targets import models
 
@@ -23,7 +24,7 @@ def generation(name="llama", **options):
     return relprop.explain_generation(MAKE[name](), [TYPED, OTHER], processor=tok, **how)
 
 
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name", only(["llama", "t5"], MAKE))
 def test_a_part_of_the_prompt_scores_the_sum_of_all_steps(name):
     g = generation(name)
     pairs = [[(0, 7), (13, 18)], [(0, 2)]]
@@ -37,7 +38,7 @@ def test_a_part_of_the_prompt_scores_the_sum_of_all_steps(name):
     assert torch.equal(found.output, g.output.sum(1)) and len(found.streams) == 1
 
 
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name", only(["gpt2", "bart"], MAKE))
 @pytest.mark.parametrize(
     ("by", "names"),
     [
