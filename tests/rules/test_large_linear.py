@@ -109,8 +109,19 @@ def vit():
     return randomise(timm.create_model("vit_tiny_patch16_224", depth=2, img_size=32).eval())
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("options", [{}, {"memory": 0}, {"rules": "stable"}], ids=str)
+@pytest.mark.parametrize(
+    ("options", "batch"),
+    [
+        ({}, 3),
+        ({"memory": 0}, 1),
+        ({"rules": "stable"}, 1),
+        *(
+            pytest.param(options, batch, marks=pytest.mark.slow)
+            for options, batch in (({}, 1), ({"memory": 0}, 3), ({"rules": "stable"}, 3))
+        ),
+    ],
+    ids=str,
+)
 def test_whole_models_are_explained_as_before(vit, monkeypatch, batch, options):
     """The map, the books and further targets, by either form of the rule."""
     x = torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(1))
