@@ -179,7 +179,11 @@ ONE_OF_EACH = (
 )
 
 
-@pytest.mark.parametrize(("base", "names"), ONCE_WRONG + ONE_OF_EACH)
+@pytest.mark.parametrize(
+    ("base", "names"),
+    ONCE_WRONG + ONE_OF_EACH,
+    ids=lambda part: getattr(part, "name", part),
+)
 def test_the_parts_together_are_the_base(base, names):
     wanted = [name.split("=") for name in names.split()]
     chosen = {part: next(w for w in ways()[part] if w.name == name) for part, name in wanted}

@@ -93,8 +93,16 @@ def of_its_own(model, q, k, v):
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
-@pytest.mark.parametrize("branch", [False, True], ids=["export", "concrete"])
-@pytest.mark.parametrize("core", [nested, derived, flex, picked, of_its_own])
+@pytest.mark.parametrize(
+    ("core", "branch"),
+    [
+        pytest.param(
+            core, branch, marks=() if branch is (core in (nested, of_its_own)) else pytest.mark.slow
+        )
+        for core in (nested, derived, flex, picked, of_its_own)
+        for branch in (False, True)
+    ],
+)
 def test_what_is_inside_is_seen(core, branch):
     torch.manual_seed(0)
     model = Model(core, branch).eval().requires_grad_(False)
