@@ -82,8 +82,22 @@ def whole_case(name):
     return case, {m: scores(case[0], case, m, None)[1] for m in METHODS}
 
 
-@pytest.mark.parametrize("offload", [in_memory, on_disk, by_turns, one_by_parent])
-@pytest.mark.parametrize("name", ["padded BERT", "grouped queries"])
+@pytest.mark.parametrize(
+    ("name", "offload"),
+    [
+        pytest.param(name, offload, marks=() if fast else pytest.mark.slow)
+        for name, offload, fast in (
+            ("padded BERT", in_memory, True),
+            ("grouped queries", on_disk, True),
+            ("padded BERT", by_turns, True),
+            ("padded BERT", one_by_parent, True),
+            ("padded BERT", on_disk, False),
+            ("grouped queries", in_memory, False),
+            ("grouped queries", by_turns, False),
+            ("grouped queries", one_by_parent, False),
+        )
+    ],
+)
 def test_offloaded_models_are_explained_as_whole_ones(name, offload, tmp_path):
     case, whole = whole_case(name)
     model = offload(copy.deepcopy(case[0]), tmp_path)
