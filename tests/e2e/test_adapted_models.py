@@ -17,7 +17,7 @@ from torch import nn
 
 import relprop
 from tests.common.models import closeness
-from tests.common.rows import marked
+from tests.common.rows import diagonal, marked
 from tests.e2e.test_non_invasive import assert_undisturbed, snapshot
 
 pytestmark = pytest.mark.filterwarnings(
@@ -296,14 +296,7 @@ def test_heads_of_ones_own(make):
 
 
 @pytest.mark.parametrize(
-    ("tied", "dtype"),
-    [
-        (True, torch.bfloat16),
-        (False, torch.float16),
-        pytest.param(True, torch.float16, marks=pytest.mark.slow),
-        pytest.param(False, torch.bfloat16, marks=pytest.mark.slow),
-    ],
-    ids=str,
+    ("tied", "dtype"), diagonal((True, False), (torch.bfloat16, torch.float16))
 )
 def test_half_precision_generators(dtype, tied):
     model, x = generator(tie_word_embeddings=tied).to(dtype), inputs()

@@ -20,6 +20,7 @@ from relprop.tracer import run, weights
 from relprop.tracer.facts import is_batched
 from relprop.tracer.offloaded import tensor_of
 from tests.common.models import build, closeness, sample
+from tests.common.rows import diagonal
 from tests.e2e.test_opening import TEXTS, classifier, tokenizer
 from tests.methods.test_chunks import lively_case
 from tests.methods.test_segments import Held, llama
@@ -83,20 +84,8 @@ def whole_case(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "offload"),
-    [
-        pytest.param(name, offload, marks=() if fast else pytest.mark.slow)
-        for name, offload, fast in (
-            ("padded BERT", in_memory, True),
-            ("grouped queries", on_disk, True),
-            ("padded BERT", by_turns, True),
-            ("padded BERT", one_by_parent, True),
-            ("padded BERT", on_disk, False),
-            ("grouped queries", in_memory, False),
-            ("grouped queries", by_turns, False),
-            ("grouped queries", one_by_parent, False),
-        )
-    ],
+    ("offload", "name"),
+    diagonal((in_memory, on_disk, by_turns, one_by_parent), ("padded BERT", "grouped queries")),
 )
 def test_offloaded_models_are_explained_as_whole_ones(name, offload, tmp_path):
     case, whole = whole_case(name)

@@ -17,7 +17,7 @@ from torch import nn
 import relprop
 from relprop.errors import InputError, OptionError, PaddingWarning, TargetError
 from tests.common.models import closeness, randomise
-from tests.common.rows import marked
+from tests.common.rows import diagonal, marked
 from tests.e2e.ordinary_roads import TOKENIZER
 
 TEXTS = ["the film was", "fine"]
@@ -85,16 +85,7 @@ def model(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "given"),
-    [
-        pytest.param(
-            kind, given, id=f"{name}-{kind.__name__}", marks=() if at == i else pytest.mark.slow
-        )
-        for i, (name, given) in enumerate(
-            {"texts": TEXTS, "tensors": READY, "a batch": MADE}.items()
-        )
-        for at, kind in enumerate((Tuned, ByKeywords, Plain))
-    ],
+    ("kind", "given"), diagonal((Tuned, ByKeywords, Plain), (TEXTS, READY, MADE))
 )
 def test_words_special_tokens_and_padding_are_the_tokenizers(kind, given):
     e = relprop.explain(model(kind), given, 1, processor=TOKENIZER)

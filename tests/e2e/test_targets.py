@@ -23,7 +23,7 @@ from transformers import (
 import relprop
 from relprop.errors import JointStartWarning, TargetError
 from tests.common.models import CLASSES, Recipe, build, closeness, randomise, sample, shared
-from tests.common.rows import marked
+from tests.common.rows import diagonal, marked
 
 EXACT = 1e-9
 RECIPES = [Recipe(), Recipe(ids=True, pool="mean", norm="post", fused=False)]
@@ -117,14 +117,7 @@ COMBINATIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "recipe"),
-    [
-        pytest.param(name, recipe, marks=pytest.mark.slow if (at + i) % 2 else ())
-        for at, name in enumerate(COMBINATIONS)
-        for i, recipe in enumerate(RECIPES)
-    ],
-)
+@pytest.mark.parametrize(("name", "recipe"), diagonal(COMBINATIONS, RECIPES))
 def test_a_linear_combination_is_that_of_its_terms(recipe, name):
     """R = Σ_k c_k·R_k at every site, ∇A of the combination, and Eq. 13 of the two."""
     function, coefficients = COMBINATIONS[name]
@@ -319,22 +312,7 @@ LAST = {"none": [6, 6, 6], "right": [6, 4, 3], "left": [6, 6, 6]}
 
 
 @pytest.mark.filterwarnings("ignore::relprop.errors.PaddingWarning")
-@pytest.mark.parametrize(
-    ("make", "padding"),
-    [
-        (gpt2, "left"),
-        (llama, "right"),
-        *(
-            pytest.param(make, padding, marks=pytest.mark.slow)
-            for make, padding in (
-                (gpt2, "none"),
-                (gpt2, "right"),
-                (llama, "none"),
-                (llama, "left"),
-            )
-        ),
-    ],
-)
+@pytest.mark.parametrize(("padding", "make"), diagonal(MASKS, (llama, gpt2)))
 def test_a_language_models_default_is_the_next_token_at_the_last_real_position(make, padding):
     model, inputs, last = make(), {"input_ids": words()}, LAST[padding]
     if MASKS[padding] is not None:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.common.rows import marked
+from tests.common.rows import diagonal, marked
 from tests.rollup.hand import (
     SAMPLES,
     Attention,
@@ -313,17 +313,7 @@ READS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("read", "shared"),
-    [
-        ("both, concatenated", True),
-        ("both, multiplied", False),
-        pytest.param("both, concatenated", False, marks=pytest.mark.slow),
-        pytest.param("both, multiplied", True, marks=pytest.mark.slow),
-        pytest.param("both, summed", True, marks=pytest.mark.slow),
-        pytest.param("both, summed", False, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("read", "shared"), diagonal(READS, (True, False)))
 def test_co_attention_uses_the_values_before_the_update(read, shared):
     torch.manual_seed(1)
     function, weights = READS[read]

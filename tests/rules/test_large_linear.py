@@ -20,6 +20,7 @@ from relprop.rules.families import NO_POSITIVE
 from relprop.rules.large_linear import LEAST, LargeLinear
 from tests.common.calls import make_call
 from tests.common.models import randomise
+from tests.common.rows import diagonal
 
 aten = torch.ops.aten
 WALKS, BATCH, ROWS, INPUTS, OUTPUTS = 3, 2, 4, 5, 6
@@ -110,17 +111,7 @@ def vit():
 
 
 @pytest.mark.parametrize(
-    ("options", "batch"),
-    [
-        ({}, 3),
-        ({"memory": 0}, 1),
-        ({"rules": "stable"}, 1),
-        *(
-            pytest.param(options, batch, marks=pytest.mark.slow)
-            for options, batch in (({}, 1), ({"memory": 0}, 3), ({"rules": "stable"}, 3))
-        ),
-    ],
-    ids=str,
+    ("options", "batch"), diagonal([{}, {"memory": 0}, {"rules": "stable"}], (3, 1))
 )
 def test_whole_models_are_explained_as_before(vit, monkeypatch, batch, options):
     """The map, the books and further targets, by either form of the rule."""

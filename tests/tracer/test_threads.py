@@ -20,7 +20,7 @@ from relprop.interpreter.forward import forward
 from relprop.tracer.shadow import shadow_of
 from relprop.tracer.surroundings import unlogged, unwarned
 from tests.common.models import CLASSES, Recipe, build, randomise, sample
-from tests.common.rows import marked
+from tests.common.rows import diagonal, marked
 
 
 def together(*works):
@@ -194,15 +194,7 @@ def process():
 
 
 @pytest.mark.filterwarnings("ignore:heard")
-@pytest.mark.parametrize(
-    ("always", "threads"),
-    [
-        pytest.param(False, 3, id="traced-3"),
-        pytest.param(True, 1, id="called-1"),
-        pytest.param(False, 1, id="traced-1", marks=pytest.mark.slow),
-        pytest.param(True, 3, id="called-3", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("always", "threads"), diagonal((False, True), (3, 1)))
 def test_an_error_inside_a_capture_leaves_the_process_and_the_model(always, threads, capfd):
     models = [Failing(always) for _ in range(threads)]
     with pytest.raises((CaptureError, InputError)):  # what PyTorch sets up when it is first used
