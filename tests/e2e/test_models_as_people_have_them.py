@@ -19,6 +19,7 @@ import relprop
 from relprop.errors import InputError, RelpropError
 from relprop.runs.fingerprints import of_model
 from tests.common.models import Recipe, build, closeness, sample
+from tests.common.rows import marked
 from tests.e2e.test_non_invasive import assert_undisturbed, snapshot
 
 RECIPE = Recipe()
@@ -214,7 +215,7 @@ def test_a_wrapper_with_hooks_of_its_own_keeps_them():
     assert closeness(e.output, 2 * relprop.explain(build(), x, 1).output) <= 1e-12
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", marked([torch.bfloat16, torch.float16], ("torch.float16",)))
 def test_half_precision_is_finite_throughout(dtype):
     e = relprop.explain(build(dtype=dtype), sample(dtype=dtype), 1, keep=("blocks", "input"))
     assert e.scores.dtype == e.input.dtype == torch.float32 and e.scores.any()
@@ -240,7 +241,11 @@ def test_what_overflows_in_float16_is_refused_and_precision_helps():
 
 @pytest.mark.parametrize(
     "kind",
-    [parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal],
+    marked(
+        [parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal],
+        ("spectral_norm",),
+        lambda f: f.__name__,
+    ),
     ids=lambda f: f.__name__,
 )
 def test_a_parametrized_model_is_the_model_of_the_weights_it_makes(kind):

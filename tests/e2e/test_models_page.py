@@ -29,6 +29,7 @@ PAGE = (ROOT / "docs/models.md").read_text()
 __all__ = ["foreign", "saved"]  # fixtures
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed in v6:FutureWarning")
 def test_every_code_block_runs(saved, foreign):
     reads = tokenizer()

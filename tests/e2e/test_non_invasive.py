@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 import relprop
 from relprop.errors import CaptureError, InputError, RelpropError, RuleError
 from tests.common.models import Recipe, build, closeness, sample
+from tests.common.rows import marked
 
 RECIPE = Recipe(ids=True, tied=True, depth=2, shared=True)
 
@@ -275,7 +276,11 @@ def changed_data(model):
 
 @pytest.mark.parametrize(
     "change",
-    [other_weights, optimizer_step, replaced_parameter, replaced_by_assignment, changed_data],
+    marked(
+        [other_weights, optimizer_step, replaced_parameter, replaced_by_assignment, changed_data],
+        ("optimizer_step", "replaced_by_assignment"),
+        lambda f: f.__name__,
+    ),
 )
 def test_new_weights_are_used_by_the_next_call(change):
     """The captured program is kept (weights are no part of it) and reads the weights of the
@@ -341,18 +346,22 @@ def nested_setting(model):
 
 @pytest.mark.parametrize(
     "change",
-    [
-        added_module,
-        replaced_submodule,
-        forward_hook,
-        forward_pre_hook,
-        patched_forward,
-        changed_setting,
-        another_class,
-        parametrized,
-        untied,
-        nested_setting,
-    ],
+    marked(
+        [
+            added_module,
+            replaced_submodule,
+            forward_hook,
+            forward_pre_hook,
+            patched_forward,
+            changed_setting,
+            another_class,
+            parametrized,
+            untied,
+            nested_setting,
+        ],
+        "replaced_submodule forward_hook patched_forward parametrized nested_setting".split(),
+        lambda f: f.__name__,
+    ),
 )
 def test_a_changed_structure_is_captured_anew(change):
     model, x = build(), sample()
@@ -430,7 +439,9 @@ class Drawing(nn.Module):
         return self.inner(x)
 
 
-@pytest.mark.parametrize("method", ["transformer_attribution", "smoothgrad", "occlusion"])
+@pytest.mark.parametrize(
+    "method", marked(["transformer_attribution", "smoothgrad", "occlusion"], ("smoothgrad",))
+)
 def test_a_default_device_is_the_models_own(method):
     """What relprop makes for itself is on the CPU; what the model makes is where it would be
     ("meta" stands for a GPU)."""
@@ -454,7 +465,13 @@ def test_removing_a_hook_is_seen_too():
     assert relprop.explain(model, x, 1).scores.equal(expected)
 
 
-@pytest.mark.parametrize("name", ["explain, everything kept", "explain_many", "trace", "check"])
+@pytest.mark.parametrize(
+    "name",
+    marked(
+        ["explain, everything kept", "explain_many", "trace", "check"],
+        ("explain, everything kept",),
+    ),
+)
 def test_a_used_model_can_be_collected(name):
     model, x = build(RECIPE), sample(RECIPE)
     result = CALLS[name](model, x)

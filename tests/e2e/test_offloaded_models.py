@@ -20,6 +20,7 @@ from relprop.tracer import run, weights
 from relprop.tracer.facts import is_batched
 from relprop.tracer.offloaded import tensor_of
 from tests.common.models import build, closeness, sample
+from tests.common.rows import diagonal
 from tests.e2e.test_opening import TEXTS, classifier, tokenizer
 from tests.methods.test_chunks import lively_case
 from tests.methods.test_segments import Held, llama
@@ -82,8 +83,10 @@ def whole_case(name):
     return case, {m: scores(case[0], case, m, None)[1] for m in METHODS}
 
 
-@pytest.mark.parametrize("offload", [in_memory, on_disk, by_turns, one_by_parent])
-@pytest.mark.parametrize("name", ["padded BERT", "grouped queries"])
+@pytest.mark.parametrize(
+    ("offload", "name"),
+    diagonal((in_memory, on_disk, by_turns, one_by_parent), ("padded BERT", "grouped queries")),
+)
 def test_offloaded_models_are_explained_as_whole_ones(name, offload, tmp_path):
     case, whole = whole_case(name)
     model = offload(copy.deepcopy(case[0]), tmp_path)

@@ -46,7 +46,7 @@ def of_texts(monkeypatch, stack):
     return stack.enter_context(there(model, inputs, monkeypatch)), TEXTS, tokenizer
 
 
-@pytest.fixture(params=[of_a_picture, of_texts])
+@pytest.fixture(params=[of_a_picture, pytest.param(of_texts, marks=pytest.mark.slow)])
 def case(request, monkeypatch):
     with contextlib.ExitStack() as stack:
         yield request.param(monkeypatch, stack)
@@ -72,6 +72,7 @@ def test_every_view_and_file(case, method, tmp_path):
     assert torch.equal(relprop.load(tmp_path / "e.safetensors").scores, e.scores.inner)
 
 
+@pytest.mark.slow
 def test_a_program_is_made_there(case):
     model, inputs, processor = case
     found = relprop.compile(model, inputs, processor=processor)(inputs, [0, 1])

@@ -20,6 +20,7 @@ from torchvision.models.swin_transformer import (
 
 import relprop
 from tests.common.models import closeness
+from tests.common.rows import marked
 from tests.e2e.test_adapted_models import randomised
 from tests.e2e.test_non_invasive import assert_undisturbed, snapshot
 
@@ -94,7 +95,11 @@ def words():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"bias": False}, {"add_zero_attn": True}, {"add_bias_kv": True}], ids=str
+    "options",
+    marked(
+        [{}, {"bias": False}, {"add_zero_attn": True}, {"add_bias_kv": True}],
+        (str({"bias": False}), str({"add_bias_kv": True})),
+    ),
 )
 def test_multihead_attention_either_way_round(options):
     x = words()
@@ -218,7 +223,7 @@ def test_torchvisions_vit_is_timms_vit():
     assert e[0].heatmap().shape == (2, 16, 16) and e[0].grid == f[0].grid
 
 
-@pytest.mark.parametrize("second", [False, True], ids=["v1", "v2"])
+@pytest.mark.parametrize("second", marked([False, True], ("True",)))
 def test_torchvisions_swin(second):
     options = (
         {"block": SwinTransformerBlockV2, "downsample_layer": PatchMergingV2} if second else {}
@@ -230,6 +235,7 @@ def test_torchvisions_swin(second):
     assert len(e[0].facts["attention_sites"]) == 4 and e[0].heatmap().shape == (2, 16, 16)
 
 
+@pytest.mark.slow
 def test_torchvisions_maxvit():
     """Convolutions with gates between attentions over windows and over grids."""
     model = MaxVit((16, 16), WIDTH, 2, [WIDTH, WIDTH], [1, 1], 4, 0.0, num_classes=3)

@@ -17,6 +17,7 @@ from torch import nn
 import relprop
 from relprop.errors import InputError, OptionError, PaddingWarning, TargetError
 from tests.common.models import closeness, randomise
+from tests.common.rows import diagonal, marked
 from tests.e2e.ordinary_roads import TOKENIZER
 
 TEXTS = ["the film was", "fine"]
@@ -83,8 +84,9 @@ def model(kind):
     return randomise(kind()).eval()
 
 
-@pytest.mark.parametrize("kind", [Tuned, ByKeywords, Plain])
-@pytest.mark.parametrize("given", [TEXTS, READY, MADE], ids=["texts", "tensors", "a batch"])
+@pytest.mark.parametrize(
+    ("kind", "given"), diagonal((Tuned, ByKeywords, Plain), (TEXTS, READY, MADE))
+)
 def test_words_special_tokens_and_padding_are_the_tokenizers(kind, given):
     e = relprop.explain(model(kind), given, 1, processor=TOKENIZER)
     plain = relprop.explain(model(kind), READY, 1)
@@ -110,7 +112,9 @@ class WithItsOwnMask(Plain):
         return super().forward(input_ids, input_ids != TOKENIZER.pad_token_id)
 
 
-@pytest.mark.parametrize("texts", [TEXTS, TEXTS[::-1], {"text": TEXTS}], ids=str)
+@pytest.mark.parametrize(
+    "texts", marked([TEXTS, TEXTS[::-1], {"text": TEXTS}], (str(TEXTS[::-1]), str({"text": TEXTS})))
+)
 def test_padding_that_a_model_is_not_told_of_is_said_where_it_reads_it(texts):
     with pytest.warns(PaddingWarning, match="explain each sample's 'input_ids' alone"):
         relprop.explain(model(WithoutMask), texts, 1, processor=TOKENIZER)
@@ -134,7 +138,7 @@ def of_timm():
     return timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
 
 
-@pytest.mark.parametrize("kind", [Sight, of_timm])
+@pytest.mark.parametrize("kind", marked([Sight, of_timm], ("Sight",), lambda f: f.__name__))
 def test_pictures_by_an_image_processor(kind):
     pixels = np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8)
     picture = Image.fromarray(pixels)
@@ -249,7 +253,9 @@ OUTPUTS = {
 }
 
 
-@pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.parametrize(
+    "name", marked(OUTPUTS, ("one number", "a scale in a dict", "a row of ones", "a table beside"))
+)
 def test_outputs_without_classes_and_constants_beside_them(name):
     gives, target = OUTPUTS[name]
 

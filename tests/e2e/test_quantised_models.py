@@ -27,6 +27,7 @@ import relprop
 from relprop.errors import InputError, RelpropError, UnknownOperation
 from relprop.tracer import weights
 from tests.common.models import closeness
+from tests.common.rows import marked
 from tests.e2e.test_adapted_models import (
     SIZES,
     classifier,
@@ -52,7 +53,11 @@ def mixture():
 
 
 @pytest.mark.parametrize(
-    "config", [Int8WeightOnlyConfig(), Float8WeightOnlyConfig()], ids=["int8", "float8"]
+    "config",
+    [
+        pytest.param(Int8WeightOnlyConfig(), id="int8"),
+        pytest.param(Float8WeightOnlyConfig(), id="float8", marks=pytest.mark.slow),
+    ],
 )
 def test_quantised_weights_are_explained_as_what_they_stand_for(config):
     model, plain = classifier(), classifier()
@@ -87,10 +92,11 @@ def test_quantised_weights_are_read_anew():
 @pytest.mark.parametrize(
     "config",
     [
-        Int8WeightOnlyConfig(),
-        IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(16)),
+        pytest.param(Int8WeightOnlyConfig(), id="int8", marks=pytest.mark.slow),
+        pytest.param(
+            IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(16)), id="int4"
+        ),
     ],
-    ids=["int8", "int4"],
 )
 def test_quantised_weights_are_let_go_with_their_segment(config, monkeypatch):
     monkeypatch.setattr(weights, "LARGE", 1)
@@ -232,7 +238,9 @@ def test_weights_that_only_their_library_can_read_are_named():
 # implementations that a model offers
 
 
-@pytest.mark.parametrize("implementation", ["grouped_mm", "batched_mm", "eager"])
+@pytest.mark.parametrize(
+    "implementation", marked(["grouped_mm", "batched_mm", "eager"], ("grouped_mm",))
+)
 def test_experts_are_explained_whatever_runs_them(implementation):
     reference = mixture()
     reference.set_experts_implementation("batched_mm")

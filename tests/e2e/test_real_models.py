@@ -9,6 +9,7 @@ import torch
 import transformers
 
 import relprop
+from tests.common.rows import marked
 from tools.sweep.subjects import build as build_subject
 from tools.sweep.subjects import subjects
 
@@ -106,7 +107,7 @@ def alone(inputs, i):
     )
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", marked(MODELS, ("timm DeiT, distilled", "HF Llama, padded left")))
 def test_finite_balanced_and_blind_to_padding(name):
     model, inputs, pads = built(name)
     e = relprop.explain(model, inputs)
@@ -116,7 +117,7 @@ def test_finite_balanced_and_blind_to_padding(name):
     assert pads.numel() == 0 or not e.content[pads].any()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", marked(MODELS, ("timm DeiT, distilled", "HF Llama, padded left")))
 def test_batch_exact_in_double(name):
     model, inputs, _ = built(name)
     together = relprop.explain(model, inputs, precision="float64")
@@ -135,7 +136,11 @@ def test_batch_exact_in_double(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["HF GPT-2, padded", "HF Llama, padded right", "HF Llama, padded left"]
+    "name",
+    marked(
+        ["HF GPT-2, padded", "HF Llama, padded right", "HF Llama, padded left"],
+        ("HF Llama, padded left",),
+    ),
 )
 def test_the_default_target_of_a_causal_model_is_the_next_token_at_the_last_real_position(name):
     model, inputs, pads = built(name)
@@ -144,6 +149,7 @@ def test_the_default_target_of_a_causal_model_is_the_next_token_at_the_last_real
     assert [t[0] for t in e.target] == last
 
 
+@pytest.mark.slow
 def test_a_released_architecture_at_its_own_size():
     torch.manual_seed(0)
     model, image = (

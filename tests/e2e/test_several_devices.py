@@ -19,6 +19,7 @@ from relprop.tracer.offloaded import devices_of, in_outline
 from relprop.tracer.passes import canonicalise
 from tests.common.devices import ONE, TWO, Placed, devices, placed, put, put_module
 from tests.common.models import Block, Recipe, randomise
+from tests.common.rows import marked
 from tests.methods.test_chunks import in_chunks, lively_case
 
 METHODS = ("transformer_attribution", "gradient_x_input", "attnlrp", "rollout", "gae", "cat")
@@ -64,7 +65,7 @@ def spread(model, inputs, monkeypatch):
     return far
 
 
-@pytest.mark.parametrize("chunks", [False, True])
+@pytest.mark.parametrize("chunks", marked([False, True], ("False",)))
 @pytest.mark.parametrize(
     "name", ["grouped queries", pytest.param("encoder and decoder", marks=pytest.mark.slow)]
 )

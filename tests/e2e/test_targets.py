@@ -23,6 +23,7 @@ from transformers import (
 import relprop
 from relprop.errors import JointStartWarning, TargetError
 from tests.common.models import CLASSES, Recipe, build, closeness, randomise, sample, shared
+from tests.common.rows import diagonal, marked
 
 EXACT = 1e-9
 RECIPES = [Recipe(), Recipe(ids=True, pool="mean", norm="post", fused=False)]
@@ -64,7 +65,9 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=["floats", "ids"])
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(RECIPES[0], marks=pytest.mark.slow), RECIPES[1]], ids=["floats", "ids"]
+)
 def test_every_form_equals_the_index(recipe):
     model, x = shared(recipe), sample(recipe)
     plain = relprop.explain(model, x, 2)
@@ -114,8 +117,7 @@ COMBINATIONS = {
 }
 
 
-@pytest.mark.parametrize("name", COMBINATIONS)
-@pytest.mark.parametrize("recipe", RECIPES, ids=["floats", "ids"])
+@pytest.mark.parametrize(("name", "recipe"), diagonal(COMBINATIONS, RECIPES))
 def test_a_linear_combination_is_that_of_its_terms(recipe, name):
     """R = Σ_k c_k·R_k at every site, ∇A of the combination, and Eq. 13 of the two."""
     function, coefficients = COMBINATIONS[name]
@@ -187,7 +189,7 @@ NONLINEAR = {
 }
 
 
-@pytest.mark.parametrize("name", NONLINEAR)
+@pytest.mark.parametrize("name", marked(NONLINEAR, ("probability", "margin to the best other")))
 @pytest.mark.filterwarnings("ignore::relprop.RelpropWarning")
 def test_a_nonlinear_callable_is_finite_batch_exact_and_has_autograds_gradient(name):
     model, x, function = shared(Recipe(fused=False)), sample(), NONLINEAR[name]
@@ -310,8 +312,7 @@ LAST = {"none": [6, 6, 6], "right": [6, 4, 3], "left": [6, 6, 6]}
 
 
 @pytest.mark.filterwarnings("ignore::relprop.errors.PaddingWarning")
-@pytest.mark.parametrize("padding", MASKS)
-@pytest.mark.parametrize("make", [gpt2, llama])
+@pytest.mark.parametrize(("padding", "make"), diagonal(MASKS, (llama, gpt2)))
 def test_a_language_models_default_is_the_next_token_at_the_last_real_position(make, padding):
     model, inputs, last = make(), {"input_ids": words()}, LAST[padding]
     if MASKS[padding] is not None:
@@ -329,7 +330,7 @@ def test_a_language_models_default_is_the_next_token_at_the_last_real_position(m
         assert not e.scores[MASKS[padding] == 0].any()
 
 
-@pytest.mark.parametrize("make", [gpt2, llama])
+@pytest.mark.parametrize("make", marked([gpt2, llama], ("llama",), lambda f: f.__name__))
 def test_a_padded_prompt_is_explained_as_without_pads(make):
     model, ids = make(), words()
     inputs = {"input_ids": ids, "attention_mask": MASKS["right"]}

@@ -15,10 +15,6 @@ from tests.people.everything import PAIRS
 from tests.people.pairs import BATCH, METHODS, one
 
 EXACT = 1e-9
-ALONE = 1  # the sample that is also explained alone
-#: By these, which read attention, gradient and relevance, values put to zero, and the input; that
-#: samples do not meet by any method is also asked in ``tests/methods/table.py``.
-METHODS_ALONE = ("transformer_attribution", "value_zeroing", "attnlrp", "gradient_x_input")
 
 
 @dataclass(frozen=True)
@@ -69,24 +65,21 @@ def found(explanation, model, inputs, target, method, **options):
 
 
 @cache
-def of_model(name):
+def of_model(name, methods=METHODS):
     pair = PAIRS[name]()
-    return explain(pair.model, pair.inputs, pair.target)
+    return explain(pair.model, pair.inputs, pair.target, methods)
 
 
 @cache
-def of_model_alone(name):
-    pair = PAIRS[name]()
-    return explain(pair.model, one(pair.inputs, ALONE), pair.target, METHODS_ALONE)
-
-
-@cache
-def of_twin(name):
+def of_twin(name, methods=METHODS):
     pair = PAIRS[name]()
     if not isinstance(pair.twin, tuple):
-        return explain(pair.twin, pair.twin_inputs, pair.twin_target)
-    each = [explain(pair.twin[i], one(pair.twin_inputs, i), pair.twin_target) for i in range(BATCH)]
-    return {m: joined([e[m] for e in each]) for m in METHODS}
+        return explain(pair.twin, pair.twin_inputs, pair.twin_target, methods)
+    each = [
+        explain(pair.twin[i], one(pair.twin_inputs, i), pair.twin_target, methods)
+        for i in range(BATCH)
+    ]
+    return {m: joined([e[m] for e in each]) for m in methods}
 
 
 def joined(parts):
@@ -115,10 +108,10 @@ def gap(a, b):
     return max(closeness(together(x), together(y)) for x, y in kinds)
 
 
-def verdict(name, method):
-    """The model's explanation by a method against the twin's."""
+def verdict(name, method, methods=METHODS):
+    """The model's explanation by a method, one of those asked together, against the twin's."""
     pair = PAIRS[name]()
-    model, twin = of_model(name)[method], of_twin(name)[method]
+    model, twin = of_model(name, methods)[method], of_twin(name, methods)[method]
     if method in pair.refused:
         return refusal(model, twin, pair.refused[method])
     if isinstance(twin, Exception):

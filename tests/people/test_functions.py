@@ -9,6 +9,7 @@ import torch
 from tests.common.models import closeness
 from tests.people.everything import PAIRS
 from tests.people.pairs import BATCH, called, one
+from tests.people.test_people import FAST
 
 EXACT = 1e-12
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the models' own code warns of
@@ -76,18 +77,15 @@ def assert_same(found, expected):
         assert closeness(a, b) <= EXACT
 
 
-@pytest.mark.parametrize("name", PAIRS)
-def test_a_batch(name):
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in FAST else pytest.mark.slow) for n in PAIRS]
+)
+def test_the_model_is_its_twin(name):
     pair = PAIRS[name]()
-    output, _ = found = of_model(pair, pair.inputs)
-    assert_same(found, of_twin(pair, pair.twin_inputs))
+    output, _ = batch = of_model(pair, pair.inputs)
+    assert_same(batch, of_twin(pair, pair.twin_inputs))
     assert closeness(output[:1], output[1:2]) > 1e-3, "the samples should differ"
-
-
-@pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("i", range(BATCH))
-def test_one_sample(name, i):
-    pair = PAIRS[name]()
-    found = of_model(pair, one(pair.inputs, i))
-    assert_same(found, of_twin(pair, one(pair.twin_inputs, i), i))
-    assert closeness(found[0], of_model(pair, pair.inputs)[0][i : i + 1]) <= EXACT
+    for i in range(BATCH):
+        found = of_model(pair, one(pair.inputs, i))
+        assert_same(found, of_twin(pair, one(pair.twin_inputs, i), i))
+        assert closeness(found[0], output[i : i + 1]) <= EXACT

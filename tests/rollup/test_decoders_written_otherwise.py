@@ -177,6 +177,7 @@ SAME = {
     "smear": [(shifted, added_to_the_others)],
     "cap": [(capped, capped_by_a_sigmoid)],
 }
+QUICK = (forgetting_in_the_mask, rows_repeated, added_to_the_others, capped_by_a_sigmoid)
 PAIRS = [(part, *ways) for part, pairs in SAME.items() for ways in pairs]
 
 
@@ -188,7 +189,10 @@ def explained(part, way):
     return model(ids).detach(), {m: e.scores for m, e in found.items()}
 
 
-@pytest.mark.parametrize(("part", "plain", "other"), PAIRS)
+@pytest.mark.parametrize(
+    ("part", "plain", "other"),
+    [pytest.param(*pair, marks=() if pair[2] in QUICK else pytest.mark.slow) for pair in PAIRS],
+)
 def test_one_map(part, plain, other):
     (output, wanted), (same, found) = explained(part, plain), explained(part, other)
     torch.testing.assert_close(same, output, rtol=0, atol=1e-12)

@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import relprop
+from tests.common.rows import marked
 
 WIDTH, TOKENS, HIDDEN, EXPERTS, PICKED, CLASSES = 8, 6, 12, 4, 2, 5
 METHODS = ("transformer_attribution", "partial_lrp", "attnlrp")
@@ -127,15 +128,19 @@ def explained(way, picked):
     torch.manual_seed(0)
     model = Routed(way, picked).double().eval()
     x = torch.randn(3, TOKENS, WIDTH, generator=torch.Generator().manual_seed(3)).double()
-    return {m: relprop.explain(model, x, target=1, method=m).scores for m in METHODS}
+    comparison = relprop.compare(model, x, METHODS, target=1)
+    return {m: comparison[m].scores for m in METHODS}
 
 
-@pytest.fixture(scope="module", params=[1, PICKED])
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), PICKED])
 def usual(request):
     return request.param, explained(all_of_them, request.param)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=[f.__name__ for f in WAYS])
+@pytest.mark.parametrize(
+    "way",
+    marked(WAYS, ("added_by_index", "in_order_of_experts", "scattered"), lambda f: f.__name__),
+)
 def test_the_experts_are_the_same(way, usual):
     picked, wanted = usual
     for method, found in explained(way, picked).items():

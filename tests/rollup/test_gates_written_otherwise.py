@@ -130,7 +130,11 @@ def usual():
 
 @pytest.mark.parametrize(
     ("way", "reference"),
-    [pytest.param(w, r, id=name) for r, ways in SAME.items() for name, w in ways.items()],
+    [
+        pytest.param(way, r, id=name, marks=pytest.mark.slow if place else ())
+        for r, ways in SAME.items()
+        for place, (name, way) in enumerate(ways.items())
+    ],
 )
 def test_the_gate_is_the_same(way, reference, usual):
     for method, found in explained(way).items():

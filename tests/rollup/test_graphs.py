@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import relprop
+from tests.common.rows import marked
 from tests.rollup import structures
 from tests.rollup.structures import merged, split
 from tests.rollup.worked import OF_TWO, WORKED, recipe_of, rows_of
@@ -16,11 +17,11 @@ from tools.rollup_graphs.drawing import drawn
 from tools.rollup_graphs.modules import Written
 from tools.rollup_graphs.recording import recorded
 
-DRAWS, EACH = 300, 20
+DRAWS, EACH = 300, 20  # the later, the larger
 WIDTH, HEADS, TOKENS = 16, 8, 5
 
 
-@pytest.mark.parametrize("first", range(0, DRAWS, EACH))
+@pytest.mark.parametrize("first", marked(range(0, DRAWS, EACH), ("0", "200")))
 def test_every_row_is_the_definitions(first):
     for number in range(first, first + EACH):
         trial = drawn(number, seed=0)
@@ -190,7 +191,7 @@ MODULES = {
 }
 
 
-@pytest.mark.parametrize("how", MODULES)
+@pytest.mark.parametrize("how", marked(MODULES, ("gated", "side by side")))
 def test_modules_that_meet_count_whole(how):
     model, x, _, (a, b) = written(Gated, MODULES[how])
     i = np.eye(TOKENS)
@@ -214,7 +215,7 @@ def written(made, *how):
     return model, x, out, [m.numpy() for m in maps]
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", marked([False, True], ("True",)))
 def test_hyper_connections(dynamic):
     model, x, _, maps = written(Streams, dynamic)
     i, (a, b) = np.eye(TOKENS), (m.mean(1) for m in maps)
@@ -223,7 +224,7 @@ def test_hyper_connections(dynamic):
     agree(of_every_place(model, x, TOKENS), [(product, i)])
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", marked([False, True], ("True",)))
 def test_mixture_of_depths(weighted):
     model, x, _, (a,) = written(Depths, weighted)
     i = np.eye(TOKENS)
@@ -231,17 +232,17 @@ def test_mixture_of_depths(weighted):
     agree(of_every_place(model, x, TOKENS), [(i + s.mT @ a.mean(1) @ s, i)])
 
 
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("beside", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_heads_however_they_are_cut_are_one_row(beside):
     i, rows, outs = np.eye(TOKENS), [], []
-    for counts in ((8,), (4, 4), (2, 6), (1,) * 8):
-        for added in (False, True):
-            model, x, out, (first, *maps) = written(Pieces, counts, added, beside)
-            found = of_every_place(model, x, TOKENS)
-            a, b = first.mean(1), np.concatenate(maps, 1).mean(1)
-            agree(found, [((i + b) @ (i + a), i)])
-            rows.append(found[0][0])
-            outs.append(out)
+    cuts = [(counts, added) for counts in ((8,), (4, 4), (2, 6), (1,) * 8) for added in (0, 1)]
+    for counts, added in cuts[:: 5 if beside else 1]:
+        model, x, out, (first, *maps) = written(Pieces, counts, added, beside)
+        found = of_every_place(model, x, TOKENS)
+        a, b = first.mean(1), np.concatenate(maps, 1).mean(1)
+        agree(found, [((i + b) @ (i + a), i)])
+        rows.append(found[0][0])
+        outs.append(out)
     for row, out in zip(rows, outs, strict=True):
         assert abs(row - rows[0]).max() <= 1e-12 * abs(rows[0]).max()
         assert abs(out - outs[0]).max() <= 1e-12 * abs(outs[0]).max()  # the same function
@@ -283,16 +284,14 @@ class WideToken(nn.Module):
         return self.head(self.after(self.meeting(made, first)).mT.mean(-1))
 
 
-@pytest.mark.parametrize("memory", [None, 0])
 @pytest.mark.parametrize(
-    ("how", "op"),
+    ("how", "op", "after", "memory"),
     [
-        (lambda made, tokens: made + tokens, "aten.add.Tensor"),
-        (lambda made, tokens: made.sigmoid() * tokens, "aten.mul.Tensor"),
-        (torch.maximum, "aten.maximum.default"),
+        (lambda made, tokens: made + tokens, "aten.add.Tensor", nn.Identity(), None),
+        (lambda made, tokens: made.sigmoid() * tokens, "aten.mul.Tensor", nn.Tanh(), None),
+        (torch.maximum, "aten.maximum.default", nn.LayerNorm(structures.WIDTH), 0),
     ],
 )
-@pytest.mark.parametrize("after", [nn.Identity(), nn.LayerNorm(structures.WIDTH), nn.Tanh()])
 def test_an_identity_of_more_than_1_is_said(how, op, after, memory):
     model = WideToken(how, after).eval()
     with pytest.warns(relprop.errors.RollUpWarning, match="sums to 2, at most 1") as said:

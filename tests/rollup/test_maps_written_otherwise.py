@@ -158,12 +158,19 @@ def usual():
     return {way: explained(*way) for way in SAME}
 
 
-PAIRS = [(way, reference) for reference, ways in SAME.items() for way in ways]
+PAIRS = [
+    pytest.param(
+        way,
+        reference,
+        id=" ".join(f.__name__ for f in way),
+        marks=pytest.mark.slow if place else (),
+    )
+    for reference, ways in SAME.items()
+    for place, way in enumerate(ways)
+]
 
 
-@pytest.mark.parametrize(
-    ("way", "reference"), PAIRS, ids=[" ".join(f.__name__ for f in way) for way, _ in PAIRS]
-)
+@pytest.mark.parametrize(("way", "reference"), PAIRS)
 def test_the_map_is_the_same(way, reference, usual):
     for method, found in explained(*way).items():
         wanted = usual[reference][method]

@@ -12,6 +12,7 @@ from relprop.interpreter import walk as walking
 from relprop.rules.coarse import finer
 from relprop.runner import rollup
 from relprop.tracer.editing import val
+from tests.common.rows import marked
 from tests.rollup import structures as s
 from tests.rollup.hand import SAMPLES, Layer, normal
 from tests.rollup.structures import Block, Stack
@@ -78,7 +79,7 @@ MERGES = (
 )
 
 
-@pytest.mark.parametrize("name", MERGES)
+@pytest.mark.parametrize("name", marked(MERGES, ("gate from the branch", "attention of attention")))
 def test_structures(name, row_by_row):
     join, _ = STRUCTURES[name]
     model, x = Stack(Block(join), Block(join)), normal(SAMPLES, s.TOKENS, 3)
@@ -114,7 +115,7 @@ GRIDS = {
 }
 
 
-@pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.parametrize("name", marked(GRIDS, ("windows, norms behind",)))
 def test_tokens_on_a_grid(name, row_by_row):
     model, x = Grid(*GRIDS[name]()), normal(SAMPLES, 3, 8, 8)
     agree(lambda: explained(model, x), row_by_row)
@@ -138,7 +139,7 @@ def llama():
     return transformers.LlamaForSequenceClassification(config)
 
 
-@pytest.mark.parametrize("make", [bert, gpt, llama])
+@pytest.mark.parametrize("make", marked([bert, gpt, llama], ("llama",), lambda f: f.__name__))
 def test_padded_batches_of_the_families(make, row_by_row):
     model = make().double().eval()
     ids = torch.randint(1, 40, (SAMPLES, 7))
@@ -171,7 +172,7 @@ class Largest(TorchDispatchMode):
         return made
 
 
-@pytest.mark.parametrize("make", [bert, llama])
+@pytest.mark.parametrize("make", marked([bert, llama], ("llama",), lambda f: f.__name__))
 def test_the_walk_of_all_rows_has_no_axis_of_features(make, monkeypatch):
     """No tensor in it has more than a number per row, token and head."""
     model, ids = make().double().eval(), torch.randint(1, 40, (1, 33))

@@ -6,6 +6,7 @@ from itertools import permutations
 import pytest
 import torch
 
+from tests.common.rows import marked
 from tests.rollup.hand import SAMPLES, agree, compare, explained, eye, normal
 from tests.rollup.structures import HEADS, TOKENS, WIDTH, Block, Stack
 from tests.rollup.test_structures import READ
@@ -52,13 +53,16 @@ def test_there_are_as_many_trees_as_there_should_be():
 
 @pytest.mark.parametrize(
     "names",
-    [
-        ["shortcut", "attention", "mlp"],
-        ["x", "attention", "mlp"],
-        ["x", "attention", "second"],
-        ["shortcut", "attention", "second"],
-    ],
-    ids="+".join,
+    marked(
+        [
+            ["shortcut", "attention", "mlp"],
+            ["x", "attention", "mlp"],
+            ["x", "attention", "second"],
+            ["shortcut", "attention", "second"],
+        ],
+        ("shortcut+attention+mlp", "x+attention+second"),
+        "+".join,
+    ),
 )
 def test_the_order_of_three_terms_makes_no_difference(names):
     """I + A, with the identity from x, or once from the shortcut and the MLP together. Two modules
@@ -158,7 +162,18 @@ SUMS = {
 }
 
 
-@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize(
+    "name",
+    marked(
+        SUMS,
+        (
+            "scaled between",
+            "two merges, both projected",
+            "a branch with its own skip",
+            "tokens joined again",
+        ),
+    ),
+)
 def test_what_is_one_merge(name):
     join, by_hand = SUMS[name]
     order = (
@@ -199,7 +214,10 @@ MERGINGS = {
 }
 
 
-@pytest.mark.parametrize("name", MERGINGS)
+@pytest.mark.parametrize(
+    "name",
+    marked(MERGINGS, ("cat of every second, normed", "unfold", "the first token added to all")),
+)
 def test_parts_that_bring_different_tokens_share(name):
     """1/k each where k tokens become one, by slices as by a reshape; a token that comes twice
     counts once."""
@@ -261,7 +279,18 @@ PICKED = {
 }
 
 
-@pytest.mark.parametrize("name", PICKED)
+@pytest.mark.parametrize(
+    "name",
+    marked(
+        PICKED,
+        (
+            "two by their own weights",
+            "first beside mean of the rest",
+            "first, and a layer of it",
+            "two, and how they differ",
+        ),
+    ),
+)
 def test_what_a_head_picks_it_shares(name):
     """Equal parts for positions that a head picks, and for means beside them, however they are
     put together; a layer of what is there already brings nothing new."""

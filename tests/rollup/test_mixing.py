@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import relprop
+from tests.common.rows import marked
 from tests.rollup.hand import (
     SAMPLES,
     Attention,
@@ -201,7 +202,10 @@ class Along(nn.Module):
         return self.what(x.mT).mT
 
 
-@pytest.mark.parametrize("name", RESIZED)
+@pytest.mark.parametrize(
+    "name",
+    marked(RESIZED, ("avg_pool1d, padded", "adaptive, uneven", "transposed", "Whisper's front")),
+)
 def test_a_sequence_made_shorter_or_longer(name):
     make, p = RESIZED[name]
     e = explained(Sequence(Layer(), Along(make()), Layer(), pool=lambda x: x[:, 1]), tokens())
@@ -268,7 +272,7 @@ MOVES = {
 }
 
 
-@pytest.mark.parametrize("name", MOVES)
+@pytest.mark.parametrize("name", marked(MOVES, ("expand", "gather", "running sum")))
 def test_tokens_that_change_place(name):
     function, p = MOVES[name]
     e = explained(Sequence(Layer(), Moved(function), Layer(), pool=lambda x: x[:, 1]), tokens())
@@ -287,7 +291,7 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("name", marked(ORDERS, ("cut and joined",)))
 def test_tokens_in_another_order_are_the_tokens_as_they_were(name):
     function, order = ORDERS[name]
     torch.manual_seed(0)
@@ -345,7 +349,7 @@ PLANAR = {
 }
 
 
-@pytest.mark.parametrize("name", PLANAR)
+@pytest.mark.parametrize("name", marked(PLANAR, ("bilinear", "pixel unshuffle")))
 def test_a_grid_made_smaller_or_larger(name):
     make, p = PLANAR[name]
     e = explained(Sequence(Layer(), OnGrid(make()), Layer(), pool=lambda x: x[:, 1]), tokens())
@@ -428,8 +432,10 @@ class ExpertLayer(Layer):
 
 @pytest.mark.parametrize(
     "options",
-    [("dense",), ("index_add",), ("scatter_add",), ("dense", True), ("index_add", True)],
-    ids=str,
+    marked(
+        [("dense",), ("index_add",), ("scatter_add",), ("dense", True), ("index_add", True)],
+        (str(("dense", True)), str(("index_add",))),
+    ),
 )
 def test_experts_carry_no_second_identity(options):
     """Experts that take their best tokens take them from all samples of a batch: that is said, and
@@ -518,9 +524,9 @@ MERGES = {
 }
 
 
-@pytest.mark.parametrize("how", MERGES.values(), ids=list(MERGES))
+@pytest.mark.parametrize("how", marked(MERGES, ("slices of a view", "sum", "convolution")))
 def test_padding_that_is_merged_with_tokens_is_none(how):
-    merged = -(-N // 3)
+    how, merged = MERGES[how], -(-N // 3)
     p = torch.zeros(merged, N).double()
     for k in range(N):
         p[k // 3, k] = 1 / min(3, N - 3 * (k // 3))
@@ -544,8 +550,8 @@ class PaddedMixer(nn.Module):
     "how",
     [
         lambda x, mix: mix(x.mT).mT,
-        lambda x, mix: mix.weight @ x,
-        lambda x, mix: mix.weight[:, :-1] @ x[:, :-1],
+        pytest.param(lambda x, mix: mix.weight @ x, marks=pytest.mark.slow),
+        pytest.param(lambda x, mix: mix.weight[:, :-1] @ x[:, :-1], marks=pytest.mark.slow),
         lambda x, mix: (
             mix(x.unflatten(-1, (2, -1)).permute(0, 2, 3, 1)).permute(0, 3, 1, 2).flatten(2)
         ),
@@ -592,7 +598,9 @@ FLAT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FLAT)
+@pytest.mark.parametrize(
+    "name", marked(FLAT, ("in two joins", "two tokens beside all", "normalised"))
+)
 def test_tokens_side_by_side_with_other_features_count_once(name):
     join, width, read = FLAT[name]
     e = explained(Sequence(Layer(), Layer(), pool=Flat(join, width)), tokens())
@@ -622,7 +630,7 @@ class Roll(nn.Module):
         return x.roll(2, -1)
 
 
-@settings(max_examples=12)
+@settings(max_examples=settings.default.max_examples // 5)
 @given(
     st.lists(st.sampled_from(sorted(BLOCKS)), min_size=1, max_size=3),
     st.sampled_from(sorted(READS)),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.common.rows import marked
 from tests.rollup.test_sums_written_otherwise import WIDTH, explained
 
 EXPERTS = 3
@@ -72,7 +73,9 @@ def usual():
     return explained(experts(divided))
 
 
-@pytest.mark.parametrize("shares", WAYS, ids=[f.__name__ for f in WAYS])
+@pytest.mark.parametrize(
+    "shares", marked(WAYS, ("of_the_picked", "masked_and_divided"), lambda f: f.__name__)
+)
 def test_the_shares_are_the_same(shares, usual):
     for method, found in explained(experts(shares)).items():
         wanted = usual[method]

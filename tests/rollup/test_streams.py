@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests.common.rows import diagonal, marked
 from tests.rollup.hand import (
     SAMPLES,
     Attention,
@@ -85,7 +86,7 @@ def encoder_decoder(e1, e2, own1, cross1, own2, cross2):
     return c
 
 
-@pytest.mark.parametrize("post", [False, True])
+@pytest.mark.parametrize("post", marked([False, True], ("True",)))
 def test_encoder_and_decoder(post):
     e = explained(EncoderDecoder(post), both())
     compare(e, encoder_decoder, ONE[-1])
@@ -138,7 +139,7 @@ class ParallelDecoder(nn.Module):
         return self.join(self, x, memory)
 
 
-@pytest.mark.parametrize("name", PARALLEL)
+@pytest.mark.parametrize("name", marked(PARALLEL, ("a projected shortcut",)))
 def test_a_parallel_decoder_carries_its_identity_once(name):
     model = EncoderDecoder()
     model.decoder = nn.ModuleList(ParallelDecoder(PARALLEL[name]) for _ in range(2))
@@ -172,7 +173,7 @@ class Decoder(nn.Module):
         return self.head(x)
 
 
-@pytest.mark.parametrize("position", range(S))
+@pytest.mark.parametrize("position", marked(range(S), ("1",)))
 def test_a_causal_language_model_with_a_tied_head(position):
     i = eye(S).double()
     e = explained(Decoder(), ids(S), target=lambda y: y[0, position, 2] - y[0, position, 3])
@@ -227,7 +228,7 @@ SIMILARITIES = {
 }
 
 
-@pytest.mark.parametrize("name", SIMILARITIES)
+@pytest.mark.parametrize("name", marked(SIMILARITIES, ("CLIP", "elementwise")))
 def test_two_towers_each_whole(name):
     """Nothing joins the towers but their similarity: each is rolled up as if it were alone."""
     tokens, words = 5, 4
@@ -312,8 +313,7 @@ READS = {
 }
 
 
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize(("read", "shared"), diagonal(READS, (True, False)))
 def test_co_attention_uses_the_values_before_the_update(read, shared):
     torch.manual_seed(1)
     function, weights = READS[read]
@@ -361,7 +361,9 @@ class Joint(nn.Module):
         return self.head(self.read(x))
 
 
-@pytest.mark.parametrize("read", ["first word", "the image's class token", "mean"])
+@pytest.mark.parametrize(
+    "read", marked(["first word", "the image's class token", "mean"], ("the image's class token",))
+)
 def test_a_joined_sequence_is_one_matrix(read):
     """4 words, a class token of the image, 4 patches: C is over all nine, each stream has its
     part."""

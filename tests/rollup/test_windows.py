@@ -178,7 +178,13 @@ def windowed(m, side, shift):
 
 
 @pytest.mark.parametrize(
-    ("form", "post"), [("slices", False), ("reshape", False), ("unfold", False), ("slices", True)]
+    ("form", "post"),
+    [
+        ("slices", True),
+        ("reshape", False),
+        pytest.param("slices", False, marks=pytest.mark.slow),
+        pytest.param("unfold", False, marks=pytest.mark.slow),
+    ],
 )
 def test_shifted_windows_and_patch_merging(form, post):
     e = explained(Swin(form, post), normal(SAMPLES, 3, 2 * GRID, 2 * GRID))

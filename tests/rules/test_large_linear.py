@@ -20,6 +20,7 @@ from relprop.rules.families import NO_POSITIVE
 from relprop.rules.large_linear import LEAST, LargeLinear
 from tests.common.calls import make_call
 from tests.common.models import randomise
+from tests.common.rows import diagonal
 
 aten = torch.ops.aten
 WALKS, BATCH, ROWS, INPUTS, OUTPUTS = 3, 2, 4, 5, 6
@@ -109,8 +110,9 @@ def vit():
     return randomise(timm.create_model("vit_tiny_patch16_224", depth=2, img_size=32).eval())
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("options", [{}, {"memory": 0}, {"rules": "stable"}], ids=str)
+@pytest.mark.parametrize(
+    ("options", "batch"), diagonal([{}, {"memory": 0}, {"rules": "stable"}], (3, 1))
+)
 def test_whole_models_are_explained_as_before(vit, monkeypatch, batch, options):
     """The map, the books and further targets, by either form of the rule."""
     x = torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(1))

@@ -137,7 +137,7 @@ MODELS = {
 }
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=["Mixtral", pytest.param("gpt-oss", marks=pytest.mark.slow)])
 def model(request):
     torch.manual_seed(0)
     return randomise(MODELS[request.param]().eval())
@@ -156,10 +156,13 @@ def ways(model, **options):
             yield relprop.explain(copy.deepcopy(model), IDS, precision="float64", **options)
 
 
-METHODS = "transformer_attribution lrp attnlrp lrp_gamma partial_lrp gae attcat value_zeroing"
+METHODS = ["transformer_attribution", "attnlrp"]
+FURTHER_METHODS = ["lrp", "lrp_gamma", "partial_lrp", "gae", "attcat", "value_zeroing"]
 
 
-@pytest.mark.parametrize("method", METHODS.split())
+@pytest.mark.parametrize(
+    "method", [*METHODS, *(pytest.param(m, marks=pytest.mark.slow) for m in FURTHER_METHODS)]
+)
 def test_whole_models_are_explained_as_by_copies(model, method):
     got, want = ways(model, method=method)
     assert (got.scores - want.scores).abs().max() <= 1e-11 * want.scores.abs().max()
@@ -169,7 +172,14 @@ def test_whole_models_are_explained_as_by_copies(model, method):
         torch.testing.assert_close(mine, theirs, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.parametrize("options", [{"memory": 0}, {"method": "attnlrp", "ledger": True}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"memory": 0},
+        pytest.param({"method": "attnlrp", "ledger": True}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_so_are_models_in_segments_and_walks(model, options):
     got, want = ways(model, **options)
     assert (got.scores - want.scores).abs().max() <= 1e-11 * want.scores.abs().max()

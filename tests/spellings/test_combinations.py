@@ -9,7 +9,21 @@ from collections import defaultdict
 
 import pytest
 
-from tests.spellings.bases import CAUSAL, IDS, LLAMA, PADDED, PAIRS, PLAIN, START
+from tests.spellings.bases import (
+    CAUSAL,
+    ENDED,
+    EXPERTS,
+    GROUPED,
+    IDS,
+    LLAMA,
+    PADDED,
+    PAIRS,
+    PLAIN,
+    RELATIVE,
+    SCALED,
+    SILU,
+    START,
+)
 from tests.spellings.checks import compare_all, gap, outputs_and_gradients, verdict
 from tests.spellings.left import LEFT
 from tests.spellings.model import Model
@@ -92,6 +106,7 @@ def _parts(chosen):
     return {part: way.parts[part] for part, way in chosen.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", BASES, ids=lambda b: b.name)
 def test_combinations_are_many_and_different(base):
     found = [combination(base, seed) for seed in range(EACH)]
@@ -110,26 +125,77 @@ def test_the_explanation_of_a_combination(base, seed):
 
 #: Parts of one base that were wrong together, or on this base alone.
 ONCE_WRONG = (
-    (START, "softmax=expm1", "contract=mm_of_every_head"),
-    (IDS, "mlp=tokens_in_equal_chunks", "project=one_input_at_a_time"),
+    (START, "softmax=expm1 contract=mm_of_every_head"),
+    (IDS, "mlp=tokens_in_equal_chunks project=one_input_at_a_time"),
     (PADDED, "scores=two_halves_of_the_features"),
     (LLAMA, "scores=two_halves_of_the_features"),
     (START, "position=token_by_token"),
     (START, "position=added_by_token"),
 )
+#: One spelling of every part of every family, as many at once as fit.
+ONE_OF_EACH = (
+    (
+        PLAIN,
+        "activation=erf attend=heads_stacked pool=torch_mean split=view_and_transpose "
+        "join=permute_and_reshape norm=written_out position=cut_of_a_join "
+        "project=matmul_of_the_transposed head=matmul patch=matmul residual=the_other_way",
+    ),
+    (SILU, "activation=slope_of_softplus"),
+    (LLAMA, "gate=the_other_way attend=fused_causal rotate=llama"),
+    (LLAMA, "mlp=MergedAndChunked rotate=heads_by_vmap_written_in_place"),
+    (
+        PLAIN,
+        "mlp=token_by_token attend=divided_after_the_product position=embedding_of_arange "
+        "project=Transposed",
+    ),
+    (
+        PLAIN,
+        "mlp=called_with_its_weights attend=fused position=copied_through_transpose "
+        "project=module_by_vmap",
+    ),
+    (CAUSAL, "attend=math_causal embed=index causal=tril_of_numbers"),
+    (CAUSAL, "attend=heads_by_vmap_and_a_mask"),
+    (PLAIN, "attention=MultiheadAttention"),
+    (GROUPED, "attention=FusedGroups share=expand_and_reshape"),
+    (PLAIN, "attention=WeightsPerHeadByEinsum"),
+    (GROUPED, "attention=math_grouped"),
+    (PLAIN, "block=TransformerEncoderLayer"),
+    (PLAIN, "block=NormsInsideTheLayers"),
+    (PLAIN, "block=Baddbmm"),
+    (PLAIN, "softmax=torch_softmax contract=matmul weigh=abs scores=matmul_and_mT"),
+    (RELATIVE, "bias=embedding hide=bias_first"),
+    (CAUSAL, "hide=lowest_number"),
+    (PADDED, "pool=lengths_as_a_mask normalise=numbers_times_mask"),
+    (ENDED, "pool=gather"),
+    (EXPERTS, "experts=all_stacked_and_gathered"),
+    (EXPERTS, "experts=masks_times_shares"),
+    (EXPERTS, "experts=experts_by_vmap"),
+    (SCALED, "scale=number_first"),
+    (PLAIN, "blocks=reduced"),
+    (PLAIN, "blocks=list_of_all_summed_anew"),
+    (PLAIN, "blocks=stream_in_place"),
+    (START, "begin=repeated"),
+    (START, "begin=read_between_writes"),
+)
 
 
 @pytest.mark.parametrize(
     ("base", "names"),
-    [(base, names) for base, *names in ONCE_WRONG],
-    ids=lambda part: getattr(part, "name", "") or ",".join(part),
+    ONCE_WRONG + ONE_OF_EACH,
+    ids=lambda part: getattr(part, "name", part),
 )
-def test_what_was_wrong_is_right(base, names):
-    wanted = [name.split("=") for name in names]
+def test_the_parts_together_are_the_base(base, names):
+    wanted = [name.split("=") for name in names.split()]
     chosen = {part: next(w for w in ways()[part] if w.name == name) for part, name in wanted}
     assert _fits(base, _parts(chosen))
-    found = Spelling("combination", ",".join(names), base, _parts(chosen))
-    assert not (wrong := verdict(found, compare_all(found, METHODS))), "\n".join(wrong)
+    found = Spelling("combination", names, base, _parts(chosen))
+    methods = ("transformer_attribution", "attnlrp", "input_gradient")
+    assert not (wrong := verdict(found, compare_all(found, methods))), "\n".join(wrong)
+
+
+def test_one_of_each_leaves_no_part_out():
+    parts = {name.split("=")[0] for _, names in ONE_OF_EACH for name in names.split()}
+    assert parts == {*ways()}
 
 
 @pytest.mark.slow

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from tests.common.rows import marked
 from tests.spellings.bases import PLAIN
 from tests.spellings.checks import FUNCTION, gap, outputs_and_gradients
 from tests.spellings.model import Model
 from tests.spellings.spelling import spellings
-
-BASES = sorted({s.base for s in spellings()}, key=lambda b: b.name)
+from tests.spellings.test_spellings import BASES, LOOKED_AT, QUICK, by_id, by_name
 
 
 @functools.cache
@@ -26,7 +26,7 @@ def outputs(model, inputs):
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
-@pytest.mark.parametrize("spelling", spellings(), ids=lambda s: s.id)
+@pytest.mark.parametrize("spelling", marked(spellings(), QUICK, by_id))
 def test_the_function_is_the_bases(spelling):
     model = spelling.model()
     for batch in (3, 1):
@@ -45,7 +45,7 @@ def test_the_function_is_the_bases(spelling):
             assert gap(ours, theirs) <= FUNCTION, f"{what}, batch of {batch}"
 
 
-@pytest.mark.parametrize("base", BASES, ids=lambda b: b.name)
+@pytest.mark.parametrize("base", marked(BASES, LOOKED_AT, by_name))
 def test_the_samples_of_a_base_differ(base):
     """What is equal in all samples cannot show that samples are told apart."""
     for found in expected(base, 3):

@@ -27,7 +27,7 @@ def test_a_way_that_is_another_function_is_found_and_named_alone(twice):
     assert rewritten.fewest(one, verdict).used == ("linear_twice",)
 
 
-@pytest.mark.parametrize("more", [(), ("--mixed",)])
+@pytest.mark.parametrize("more", [(), pytest.param(("--mixed",), marks=pytest.mark.slow)])
 def test_the_exit_code_counts_what_differs_in_silence(monkeypatch, capsys, more):
     monkeypatch.setattr(sys, "argv", ["rewritten", "--only", NAME, "--draws", "2", *more])
     assert rewritten.main() == 0

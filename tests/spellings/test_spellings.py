@@ -1,15 +1,15 @@
 """However a function is written, every method explains it in the same way, or says that it cannot:
 scores, attention, its gradient and its relevance in every block, and the gradient at the input.
 
-A fixed part of the spellings is in the fast suite, some of every part of every family; the rest are
+In the fast suite are those that are held to something else than the same answer;
+``test_combinations`` has one of every part of every family there, several at once. The rest is
 slow.
 """
-
-from collections import Counter
 
 import pytest
 import torch
 
+from tests.common.rows import marked
 from tests.spellings.checks import (
     METHODS,
     SCORES,
@@ -25,36 +25,46 @@ from tests.spellings.model import Model
 from tests.spellings.spelling import Spelling, spellings
 
 BASES = sorted({s.base for s in spellings()}, key=lambda b: b.name)
-EVERY = 32
 #: What the fast suite asks: the others are made of the attention, the gradient and the relevance of
 #: every block and of the gradient at the input, which are compared themselves.
-FAST = (
-    "transformer_attribution", "rollout", "gae", "partial_lrp", "cat", "attcat", "attention_norm",
-    "value_zeroing", "lrp", "attnlrp", "deeplift", "input_gradient",
-)  # fmt: skip
+FEW = ("transformer_attribution", "partial_lrp", "value_zeroing", "attnlrp", "input_gradient")
+FAST = {
+    "the right answer or a refusal": (
+        "choices-embed-ids_in_lists-ids",
+        "choices-weigh-picked_and_put_back-thresholded",
+    ),
+    "refused": ("embeddings-embed-gather-ids",),
+    "only outputs without relprop": (
+        "kernels-block-NativeLayer-plain",
+        "transforms-attend-flexible_by_blocks-causal",
+        "transforms-attention-flexible_grouped-grouped",
+    ),
+    "apart by some methods": (
+        "choices-blocks-samples_without_their_padding-padded",
+        "contractions-contract-key_by_key-plain",
+        "softmaxes-attend-online_in_two_parts-plain",
+    ),
+    "left": ("norms-norm-of_the_shifted_input-plain",),
+}
+QUICK = {name for names in FAST.values() for name in names}
+#: Bases that the fast suite looks at, one of every kind of input and mask.
+LOOKED_AT = ("plain", "start", "padded", "llama", "experts", "thresholded")
 #: Which of two values is taken depends on the input, and DeepLIFT is not defined there.
 UNDEFINED = {("thresholded", "deeplift"), ("experts", "deeplift")}
 
 
-def _marked():
-    """Of each part in each family, one spelling of so many is fast."""
-    seen: Counter[tuple[str, ...]] = Counter()
-    for spelling in spellings():
-        place = (spelling.family, *spelling.parts)
-        marks = [pytest.mark.slow] if seen[place] % EVERY else []
-        seen[place] += 1
-        yield pytest.param(spelling, id=spelling.id, marks=marks)
+def by_id(spelling):
+    return spelling.id
 
 
-def _fast():
-    """The spellings of the fast suite."""
-    return [p for p in _marked() if not p.marks]
+def by_name(base):
+    return base.name
 
 
-@pytest.mark.parametrize("spelling", list(_marked()))
-def test_the_explanation_is_the_bases(spelling, request):
-    slow = request.node.get_closest_marker("slow") is not None
-    methods = METHODS if slow else FAST
+@pytest.mark.parametrize("spelling", marked(spellings(), QUICK, by_id))
+def test_the_explanation_is_the_bases(spelling):
+    slow = spelling.id not in QUICK
+    methods = METHODS if slow else FEW
     wrong = verdict(spelling, compare_all(spelling, methods, each_alone=slow))
     if spelling.id in LEFT:
         assert wrong, f"right now: take {spelling.id} out of left.py"
@@ -62,21 +72,19 @@ def test_the_explanation_is_the_bases(spelling, request):
     assert not wrong, "\n".join(wrong)
 
 
-MAY_BE_REFUSED = [p for p in _fast() if p.values[0].either or p.values[0].refused]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("spelling", MAY_BE_REFUSED)
+@pytest.mark.parametrize("spelling", [p for p in marked(spellings(), QUICK, by_id) if not p.marks])
 def test_each_method_alone_is_as_all_together(spelling):
-    """In the fast suite one method speaks for all that are refused together."""
-    assert not verdict(spelling, compare_all(spelling))
+    """The fast suite asks few methods, and one speaks for all that are refused together."""
+    assert bool(verdict(spelling, compare_all(spelling))) == (spelling.id in LEFT)
 
 
-@pytest.mark.parametrize("base", BASES, ids=lambda b: b.name)
+@pytest.mark.parametrize("base", marked(BASES, LOOKED_AT, by_name))
 def test_the_base_says_something_of_every_sample(base):
     """Maps of zeros, and maps that do not depend on the sample, are easily equal."""
-    found = reference_results(base, FAST)
-    for method in FAST:
+    methods = FEW if base.name in LOOKED_AT else METHODS
+    found = reference_results(base, methods)
+    for method in methods:
         scores = found[method].value
         if scores is None:
             assert (base.name, method) in UNDEFINED, found[method].why

@@ -2,6 +2,7 @@
 
 import gc
 
+import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import graph_module
@@ -23,6 +24,7 @@ def captured(seed):
     relprop.explain(build(recipe), sample(recipe, 4)[1:3], 1)
 
 
+@pytest.mark.slow
 def test_captures_of_views_are_collected_and_their_texts_let_go(monkeypatch):
     monkeypatch.setattr(recorded, "KEPT", 0)
     captured(0)

@@ -10,6 +10,7 @@ from torch import nn
 
 import relprop
 from relprop.errors import TargetError
+from tests.common.rows import marked
 
 LENGTH, WIDTH, SAMPLES = 6, 8, 2
 ORDER = torch.tensor([3, 1, 0, 5, 2, 4])
@@ -45,6 +46,23 @@ def seeded(make, *parts):
     return make(*parts).double().eval()
 
 
+@cache
+def found_by(methods, made, what):
+    """By method, the scores of ``made``'s model."""
+    given = relprop.compare(seeded(*made), what(), methods, 1)
+    assert not given.refused
+    return {method: e.scores for method, e in given.explanations.items()}
+
+
+def same_scores(what, one, other, methods=METHODS):
+    """Two models of one function say the same of ``what()``, by every method; returned is what the
+    first of them says."""
+    found, plain = (found_by(tuple(methods), made, what) for made in (one, other))
+    for method in methods:
+        torch.testing.assert_close(found[method], plain[method], rtol=1e-9, atol=1e-12, msg=method)
+    return found
+
+
 def scores(method, embed, first, last, what):
     return relprop.explain(seeded(Model, embed, first, last), what, 1, method=method).scores
 
@@ -55,6 +73,15 @@ def same(x, _=None):
 
 def ids():
     return torch.randint(0, 20, (SAMPLES, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+def numbers(*shape):
+    source = torch.Generator().manual_seed(3)
+    return torch.randn(SAMPLES, *shape, dtype=torch.float64, generator=source)
+
+
+def vectors():
+    return numbers(LENGTH, WIDTH)
 
 
 def table():
@@ -103,12 +130,19 @@ MOVED = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", MOVED)
-def test_ids_are_explained_where_they_are_given(name, method):
-    plain = scores(method, table, same, same, ids())
-    found = scores(method, table, *MOVED[name], ids())
-    torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-12)
+QUICK = (
+    "rolled",
+    "a permutation",
+    "pairs reversed",
+    "sorted",
+    "a start token that is dropped",
+    "other numbers, reversed",
+)
+
+
+@pytest.mark.parametrize("name", marked(MOVED, QUICK))
+def test_ids_are_explained_where_they_are_given(name):
+    same_scores(ids, (Model, table, *MOVED[name]), (Model, table, same, same))
 
 
 class InParts(nn.Module):
@@ -145,14 +179,11 @@ def both_ends(x, _):
     return x[:, :LENGTH] + x[:, -LENGTH:].flip(1)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", PARTS)
-def test_ids_that_are_looked_up_in_parts_are_all_explained(name, method):
-    parts, whole = (
-        scores(method, in_parts(name, at_once), same, both_ends, ids()) for at_once in (False, True)
-    )
-    assert (parts != 0).any(0).all()
-    torch.testing.assert_close(parts, whole, rtol=1e-9, atol=1e-12)
+@pytest.mark.parametrize("name", marked(PARTS, ("halves", "even and odd", "all, and a part")))
+def test_ids_that_are_looked_up_in_parts_are_all_explained(name):
+    parts, whole = ((Model, in_parts(name, at_once), same, both_ends) for at_once in (False, True))
+    found = same_scores(ids, parts, whole)
+    assert all((scores != 0).any(0).all() for scores in found.values())
 
 
 class Twice(nn.Module):
@@ -197,15 +228,11 @@ SHIFTED = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", SHIFTED)
-def test_ids_of_encoder_and_decoder_are_explained_in_both(name, method):
-    found = [
-        relprop.explain(seeded(Twice, way), ids(), 1, method=method).scores
-        for way in (SHIFTED["the rows"], SHIFTED[name])
-    ]
-    assert (found[0][:, -2] != 0).all()  # the last token of the decoder, which is read
-    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+@pytest.mark.parametrize("name", marked(SHIFTED, ("the ids", "written")))
+def test_ids_of_encoder_and_decoder_are_explained_in_both(name):
+    found = same_scores(ids, (Twice, SHIFTED["the rows"]), (Twice, SHIFTED[name]))
+    for scores in found.values():
+        assert (scores[:, -2] != 0).all()  # the last token of the decoder, which is read
 
 
 def test_a_lookup_that_is_not_followed_is_told():
@@ -285,17 +312,10 @@ class Between(nn.Module):
         return self.head(self.back(x)[:, -1])
 
 
-@pytest.mark.parametrize("method", [*METHODS, "attention_norm", "value_zeroing", "gradcam"])
-@pytest.mark.parametrize("name", ORDERS)
-def test_tokens_in_another_order_score_where_they_are_given(name, method):
-    x = torch.randn(
-        SAMPLES, LENGTH, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
-    )
-    found = [
-        relprop.explain(seeded(Between, there, back), x, 1, method=method).scores
-        for there, back in (ORDERS[name], (same, same))
-    ]
-    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+@pytest.mark.parametrize("name", marked(ORDERS, ("a matrix", "cut and joined")))
+def test_tokens_in_another_order_score_where_they_are_given(name):
+    methods = [*METHODS, "attention_norm", "value_zeroing", "gradcam"]
+    same_scores(vectors, (Between, *ORDERS[name]), (Between, same, same), methods)
 
 
 #: Windows of four, two apart, of a sequence of 14.
@@ -316,13 +336,10 @@ def of_four():
     return nn.Linear(4, WIDTH)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", WINDOWS)
-def test_windows_cut_one_by_one_are_windows(name, method):
-    x = torch.randn(SAMPLES, 14, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    plain = scores(method, of_four, unfolded, same, x)
-    found = scores(method, of_four, WINDOWS[name], same, x)
-    torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-12)
+@pytest.mark.parametrize("name", marked(WINDOWS, ("offsets stacked", "by indices")))
+def test_windows_cut_one_by_one_are_windows(name):
+    one, other = ((Model, of_four, cut, same) for cut in (WINDOWS[name], unfolded))
+    same_scores(partial(numbers, 14), one, other)
 
 
 #: A tensor that is padded with its own values, and the positions that stand there then.
@@ -347,12 +364,10 @@ def picked_and_padded(mode):
     )
 
 
-@pytest.mark.parametrize("method", ["lrp", "rollout", "transformer_attribution"])
-@pytest.mark.parametrize("mode", PADS)
-def test_padding_with_own_values_is_positions_picked(mode, method):
-    x = torch.randn(SAMPLES, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-    plain, found = (scores(method, of_six, way, same, x) for way in picked_and_padded(mode))
-    torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-12)
+@pytest.mark.parametrize("mode", marked(PADS, ("reflect", "circular")))
+def test_padding_with_own_values_is_positions_picked(mode):
+    one, other = ((Model, of_six, way, same) for way in picked_and_padded(mode))
+    same_scores(partial(numbers, 8), one, other, ["lrp", "rollout", "transformer_attribution"])
 
 
 #: Numbers that Python reads, as terms and factors.
@@ -367,14 +382,10 @@ def changed(change):
     return partial(Changed, change, torch.tensor([0.3, 1.7], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", READ)
-def test_a_number_that_python_reads_is_the_tensor_it_stands_in(name, method):
-    x = torch.randn(
-        SAMPLES, LENGTH, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(5)
-    )
-    found = [scores(method, changed(change), same, same, x) for change in READ[name]]
-    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+def test_a_number_that_python_reads_is_the_tensor_it_stands_in(name):
+    one, other = ((Model, changed(change), same, same) for change in READ[name])
+    same_scores(vectors, one, other)
 
 
 class Changed(nn.Linear):

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import relprop
+from tests.common.rows import marked
 
 
 class Layer(nn.Module):
@@ -51,7 +52,17 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+#: Every kind of layer and every option once.
+QUICK = (
+    "LSTM {'batch_first': True}",
+    "GRU {'num_layers': 2, 'bidirectional': True}",
+    "RNN {'batch_first': True, 'bias': False}",
+    "RNN relu",
+    "LSTMCell",
+)
+
+
+@pytest.mark.parametrize("name", marked(MODELS, QUICK))
 def test_relevance_goes_through_every_step(name):
     make, kind, options = MODELS[name]
     model, ids = make(kind, **options).double().eval(), torch.randint(0, 20, (3, 5))

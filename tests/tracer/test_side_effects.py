@@ -10,6 +10,7 @@ from torch import nn
 
 import relprop
 from tests.common.models import build, closeness, sample
+from tests.common.rows import marked
 from tests.e2e.test_non_invasive import assert_undisturbed, snapshot
 
 SEEN = []
@@ -72,8 +73,11 @@ def arrays(recorder):
 
 @pytest.mark.parametrize(
     "kind",
-    [method, callable_object, closure, partially, of_the_module, numbers, arrays],
-    ids=lambda f: f.__name__,
+    marked(
+        [method, callable_object, closure, partially, of_the_module, numbers, arrays],
+        ("callable_object", "closure", "arrays"),
+        lambda f: f.__name__,
+    ),
 )
 def test_what_a_hook_keeps_is_taken_back(kind):
     model, x, recorder = build(), sample(), Recorder()

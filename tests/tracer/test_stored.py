@@ -14,6 +14,7 @@ from torch import nn
 import relprop
 from relprop.errors import CacheWarning
 from relprop.tracer import stored, trace
+from tests.common.rows import marked
 from tests.tracer.test_lengths import bert, ids, llama, masked, vectors
 
 HERE = os.path.dirname(relprop.__path__[0])
@@ -69,6 +70,7 @@ def test_a_stored_graph_stands_for_a_capture(folder, captures, kind, given):
     torch.testing.assert_close(again.scores, first.scores, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_another_process_reads_it(tmp_path):
     code = """
         import sys; sys.path.insert(0, {here!r})
@@ -112,6 +114,7 @@ def test_other_code_and_other_settings_have_files_of_their_own(folder, captures)
     assert len(list(folder.glob("*.safetensors"))) == 3
 
 
+@pytest.mark.slow
 def test_code_that_a_model_imports_belongs_to_the_name(tmp_path):
     """An edit that outputs do not show: where a helper's gradient stops."""
     helper, script = tmp_path / "helper.py", tmp_path / "script.py"
@@ -150,7 +153,9 @@ class Hidden(Pooled):
         return HELD.function(super().forward(x))
 
 
-@pytest.mark.parametrize("other", ["value", "gradient", "one sample", "outputs"])
+@pytest.mark.parametrize(
+    "other", marked(["value", "gradient", "one sample", "outputs"], ("gradient", "one sample"))
+)
 def test_a_stale_graph_is_captured_anew(folder, captures, other):
     changed = {
         "value": lambda y: 2 * y,
@@ -193,7 +198,9 @@ def test_a_graph_of_another_model_is_not_believed(folder, captures, verify):
     torch.testing.assert_close(found, other)
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "no graph", "operator"])
+@pytest.mark.parametrize(
+    "damage", marked(["cut", "empty", "no graph", "operator"], ("cut", "operator"))
+)
 def test_a_damaged_file_is_no_file(folder, captures, damage):
     first = scores(made(Pooled))
     path = only(folder)

@@ -20,6 +20,7 @@ from relprop.interpreter.forward import forward
 from relprop.tracer.shadow import shadow_of
 from relprop.tracer.surroundings import unlogged, unwarned
 from tests.common.models import CLASSES, Recipe, build, randomise, sample
+from tests.common.rows import diagonal, marked
 
 
 def together(*works):
@@ -77,11 +78,12 @@ def ids(length):
     return torch.arange(2 * length).reshape(2, length) % 11
 
 
-KINDS = {"": {}, "shared blocks": {"shared": True}, "branching": {"branch": True}}
+KINDS = {"plain": {}, "shared blocks": {"shared": True}, "branching": {"branch": True}}
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("kind", marked(KINDS, ("shared blocks",)))
 def test_one_captures_new_lengths_while_others_call_and_explain(kind):
+    kind = KINDS[kind]
     model, done = any_length(**kind), threading.Event()
     warm = ids(5)[:1]
     with torch.no_grad():
@@ -120,7 +122,7 @@ def test_one_captures_new_lengths_while_others_call_and_explain(kind):
     assert all(torch.equal(s, scores) for s in many)
 
 
-@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize("warm", marked([False, True], ("False",)))
 def test_four_threads_explain_the_same_and_different_models(warm):
     models = [any_length(seed=i) for i in range(2)] * 2
     expected = [relprop.explain(any_length(seed=i), ids(4), 2) for i in range(2)] * 2
@@ -192,8 +194,7 @@ def process():
 
 
 @pytest.mark.filterwarnings("ignore:heard")
-@pytest.mark.parametrize("always", [False, True], ids=["traced", "called"])
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("always", "threads"), diagonal((False, True), (3, 1)))
 def test_an_error_inside_a_capture_leaves_the_process_and_the_model(always, threads, capfd):
     models = [Failing(always) for _ in range(threads)]
     with pytest.raises((CaptureError, InputError)):  # what PyTorch sets up when it is first used
@@ -434,7 +435,13 @@ class OfOneObject(nn.Module):
         return self.inner(x)
 
 
-@pytest.mark.parametrize("lengths", [(4, 4, 4), (4, 5, 6, 7)], ids=["one", "many"])
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        pytest.param((4, 4, 4), id="one"),
+        pytest.param((4, 5, 6, 7), id="many", marks=pytest.mark.slow),
+    ],
+)
 def test_a_model_without_a_shadow_is_captured_itself_and_read_by_one_thread_at_a_time(
     lengths, monkeypatch
 ):

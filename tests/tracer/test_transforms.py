@@ -11,6 +11,7 @@ from torch.nn.attention import flex_attention as flexible
 import relprop
 from relprop.operations import Kind, kind
 from relprop.tracer.transforms import seen_through
+from tests.common.rows import diagonal
 
 WIDTH, TOKENS = 8, 5
 
@@ -93,8 +94,9 @@ def of_its_own(model, q, k, v):
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
-@pytest.mark.parametrize("branch", [False, True], ids=["export", "concrete"])
-@pytest.mark.parametrize("core", [nested, derived, flex, picked, of_its_own])
+@pytest.mark.parametrize(
+    ("core", "branch"), diagonal((nested, derived, flex, picked, of_its_own), (True, False))
+)
 def test_what_is_inside_is_seen(core, branch):
     torch.manual_seed(0)
     model = Model(core, branch).eval().requires_grad_(False)
