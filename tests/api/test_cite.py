@@ -13,8 +13,8 @@ import relprop
 from relprop.errors import InputError, OptionError
 from relprop.evaluation import LinearDatamodelingScore, TopKDrop
 from tests.adapters.tokenizers_in_code import KINDS
-from tests.common.breadth import only
 from tests.common.models import closeness
+from tests.common.rows import only
 
 DOCUMENTS = [
     "The cats like noise. Dogs and cats like people.",

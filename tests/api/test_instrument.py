@@ -6,7 +6,7 @@ import torch
 
 import relprop
 from relprop.demo.model import digit_scene_model
-from tests.common.breadth import only
+from tests.common.rows import only
 
 X = torch.rand(3, 1, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 

@@ -13,8 +13,8 @@ from torch import nn
 import relprop
 from relprop.demo.model import digit_scene_model
 from relprop.errors import OptionError, RelpropError
-from tests.common.breadth import diagonal, only
 from tests.common.models import closeness
+from tests.common.rows import diagonal, only
 
 pytestmark = pytest.mark.filterwarnings("ignore::relprop.RelpropWarning")
 #: Models that calculate in float32 inside.

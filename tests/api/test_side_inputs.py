@@ -11,8 +11,8 @@ from torch import nn
 
 import relprop
 from relprop.errors import OptionError, RelpropError, RollUpError, TargetError
-from tests.common.breadth import only
 from tests.common.models import closeness
+from tests.common.rows import only
 
 BATCH, N, D, HEADS = 2, 4, 8, 2
 METHODS = (

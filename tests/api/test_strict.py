@@ -13,8 +13,8 @@ from relprop import cli, errors, evaluation, runs
 from relprop.errors import OptionError, RelpropError, RelpropWarning
 from tests.api.test_check import Odd
 from tests.common.around import Written
-from tests.common.breadth import only
 from tests.common.models import sample, shared
+from tests.common.rows import only
 from tests.runs.works import Numbers
 from tests.targets.models import gpt2
 

@@ -13,8 +13,8 @@ import relprop
 from relprop.errors import CaptureError, InputError, RelpropWarning, RoundingError
 from relprop.runner import comparison, slopes
 from tests.common.around import Written
-from tests.common.breadth import only
 from tests.common.models import FEATURES, TOKENS, build, closeness, sample
+from tests.common.rows import only
 
 FACTOR = 2.0
 

@@ -17,8 +17,8 @@ from relprop.runner.method import Method
 from relprop.targets import output, token
 from relprop.tracer import chunked
 from tests.common.around import Written
-from tests.common.breadth import only
 from tests.common.models import build, closeness, sample, shared
+from tests.common.rows import only
 from tests.methods.table import made
 from tests.targets.models import gpt2
 

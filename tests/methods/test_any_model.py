@@ -18,8 +18,8 @@ import relprop
 import relprop.runner.run
 from relprop.errors import NoAttentionError, OptionError
 from relprop.methods import input_level
-from tests.common.breadth import only
 from tests.common.models import build, closeness, sample, shared
+from tests.common.rows import only
 from tests.methods import table
 from tests.targets.models import tokenizer
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 import relprop
 from relprop.errors import OptionError
 from relprop.methods import METHODS, TokenMap, available, register, remove
-from tests.common.breadth import only
 from tests.common.models import made_once
+from tests.common.rows import only
 from tests.parity import test_goldens
 from tests.parity.test_goldens import EXACT, INPUT_AND_TARGET, TOGETHER, TOLERANCE, explained, met
 from tests.rollup.hand import SAMPLES, Attention, Layer, agree, normal

@@ -10,8 +10,8 @@ import transformers as hf
 import relprop
 from relprop.errors import OptionError
 from relprop.methods import METHODS, noise, path
-from tests.common.breadth import only
 from tests.common.models import build, closeness, sample
+from tests.common.rows import only
 from tests.methods.table import SMALL
 
 pytestmark = pytest.mark.filterwarnings("ignore::relprop.RelpropWarning")

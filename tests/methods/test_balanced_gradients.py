@@ -15,8 +15,8 @@ import relprop
 from relprop.errors import CompletenessWarning, OptionError
 from relprop.rules import LIBRA
 from tests.common import paths
-from tests.common.breadth import only
 from tests.common.models import closeness
+from tests.common.rows import only
 from tests.methods.table import MODELS, SMALL
 
 EXACT = 1e-12

@@ -7,8 +7,8 @@ import torch
 import transformers
 
 import relprop
-from tests.common.breadth import diagonal
 from tests.common.models import closeness
+from tests.common.rows import diagonal
 from tests.methods.test_chunks import in_chunks
 
 IDS = torch.randint(3, 40, (2, 7), generator=torch.Generator().manual_seed(0))

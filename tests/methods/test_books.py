@@ -5,7 +5,7 @@ import torch
 
 import relprop
 from relprop.interpreter import accounts
-from tests.common.breadth import diagonal
+from tests.common.rows import diagonal
 from tests.methods.table import made
 
 MODELS = ("ViT", "T5", "DETR")

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 import relprop
 from relprop.errors import OptionError, RelpropError
 from relprop.runner.positions import windows
-from tests.common.breadth import only
 from tests.common.models import build, closeness, sample, shared
+from tests.common.rows import only
 from tests.methods.test_any_model import MODELS, built, towers
 from tests.methods.test_inputs import PIXELS, Affine, Blind, Convolution, Sharp, X
 

@@ -17,7 +17,7 @@ from relprop.interpreter import crossing
 from relprop.rules.sums import Add
 from relprop.runner import memory
 from relprop.tracer import bind, chunked, trace_program
-from tests.common.breadth import diagonal, only
+from tests.common.rows import diagonal, only
 
 EXACT = 1e-11
 ROW_WISE = ("transformer_attribution", "rollout", "gae", "attention_grad", "partial_lrp", "cat")

@@ -10,8 +10,8 @@ import torch
 import relprop
 from relprop.errors import NoAttentionError, OptionError, UnforeseenError
 from relprop.runner import run
-from tests.common.breadth import only
 from tests.common.models import closeness, sample, shared
+from tests.common.rows import only
 from tests.methods.table import MODELS, PATH, column
 
 EXACT = 1e-10

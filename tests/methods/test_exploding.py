@@ -7,7 +7,7 @@ import torch
 
 import relprop
 from relprop.errors import ExplodedScoresWarning
-from tests.common.breadth import only
+from tests.common.rows import only
 from tests.targets import models
 
 

@@ -10,7 +10,7 @@ import relprop
 from relprop.errors import OptionError
 from relprop.methods.gae import attention_to, normalised, self_attention
 from tests.common import goldens
-from tests.common.breadth import only
+from tests.common.rows import only
 from tests.parity.test_goldens import EXACT, INPUT_AND_TARGET, TOGETHER, explained, met
 from tests.rollup.hand import SAMPLES, Attention, Layer, agree, eye, normal
 from tests.rollup.structures import WIDTH

@@ -22,7 +22,7 @@ from relprop.runner.question import Question
 from relprop.runner.session import open_session
 from relprop.targets import span, token
 from relprop.tracer import bind, model_comparison, readout
-from tests.common.breadth import diagonal, only
+from tests.common.rows import diagonal, only
 
 from .test_chunks import IDS, MASK, TINY, gap, lively
 

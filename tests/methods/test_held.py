@@ -10,7 +10,7 @@ from relprop.plan import again
 from relprop.runner import run
 from relprop.runner.session import Session
 from relprop.tracer import bind, trace_program
-from tests.common.breadth import only
+from tests.common.rows import only
 from tests.methods.test_chunks import MODELS, lively_case
 from tests.methods.test_segments import Held
 

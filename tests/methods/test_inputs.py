@@ -15,8 +15,8 @@ from torch import nn
 import relprop
 from relprop.errors import OptionError, RelpropError, TargetError
 from relprop.methods import METHODS, input_level
-from tests.common.breadth import only
 from tests.common.models import build, closeness, sample
+from tests.common.rows import only
 
 INPUT_LEVEL = input_level()
 EXACT = 1e-12

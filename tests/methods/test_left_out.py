@@ -8,7 +8,7 @@ import transformers
 
 import relprop
 from relprop.errors import OptionError
-from tests.common.breadth import only
+from tests.common.rows import only
 
 SIZES = {
     "vocab_size": 40,

@@ -10,8 +10,8 @@ import transformers
 import relprop
 from relprop.adapters.masks import positions_of
 from relprop.errors import PaddingWarning
-from tests.common.breadth import only
 from tests.common.models import closeness
+from tests.common.rows import only
 
 IDS = torch.randint(3, 40, (2, 6), generator=torch.Generator().manual_seed(0))
 MASK = (torch.arange(6) >= torch.tensor([[0], [2]])).long()

@@ -16,8 +16,8 @@ from relprop.rules.attnlrp import attnlrp_lines
 from relprop.rules.gradient_form import own
 from relprop.rules.presets import gamma_lines, variant
 from relprop.tracer import chunked
-from tests.common.breadth import diagonal, only
 from tests.common.models import closeness, sample, shared
+from tests.common.rows import diagonal, only
 from tests.methods.test_any_model import MODELS, built
 
 #: The same rules without a stabiliser, so that the gradient is no limit of them.

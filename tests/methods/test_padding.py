@@ -9,8 +9,8 @@ import transformers
 from torch import nn
 
 import relprop
-from tests.common.breadth import only
 from tests.common.models import closeness
+from tests.common.rows import only
 
 LEFT_OUT = {
     "vit_cx": "for images",

@@ -11,9 +11,9 @@ import transformers as hf
 import relprop
 from relprop.errors import OptionError
 from relprop.tracer import chunked
-from tests.common.breadth import diagonal, only
 from tests.common.local_gradients import LocalGradients
 from tests.common.models import closeness
+from tests.common.rows import diagonal, only
 
 SMALL = {
     "hidden_size": 16,

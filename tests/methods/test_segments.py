@@ -10,7 +10,7 @@ import relprop
 from relprop.errors import OptionError
 from relprop.runner import memory, verification
 from relprop.runner.memory import free_memory
-from tests.common.breadth import only
+from tests.common.rows import only
 from tests.methods.test_chunks import (
     AT_INPUT,
     EXACT,

@@ -11,8 +11,8 @@ from relprop.errors import OptionError, TargetError
 from relprop.runner.method import without_start
 from relprop.runner.relevance import Relevance
 from relprop.targets import answer, contrast, span, token
-from tests.common.breadth import only
 from tests.common.models import closeness
+from tests.common.rows import only
 from tests.targets import models
 from tests.targets.models import bert, tokenizer, words
 

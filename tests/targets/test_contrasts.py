@@ -12,8 +12,8 @@ from relprop.demo.model import digit_scene_model
 from relprop.errors import OptionError, TargetError
 from relprop.runner import opposites
 from relprop.targets import contrast, token
-from tests.common.breadth import diagonal, only
 from tests.common.models import closeness
+from tests.common.rows import diagonal, only
 from tests.targets import models
 from tests.targets.models import tokenizer
 

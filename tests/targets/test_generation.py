@@ -13,8 +13,8 @@ from torch import nn
 import relprop
 import relprop.runner.run
 from relprop.errors import InputError, OptionError, RelpropError
-from tests.common.breadth import diagonal, only
 from tests.common.models import closeness, randomise
+from tests.common.rows import diagonal, only
 from tests.e2e.test_non_invasive import assert_undisturbed, snapshot
 from tests.targets import models
 from tests.targets.models import END, PAD, START, words

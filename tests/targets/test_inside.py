@@ -8,8 +8,8 @@ from relprop.demo.model import digit_scene_model
 from relprop.errors import OptionError, TargetError
 from relprop.targets import contrast, direction, unit
 from tests.api.test_settings import CASES, IDS, Case
-from tests.common.breadth import only
 from tests.common.models import closeness
+from tests.common.rows import only
 
 pytestmark = pytest.mark.filterwarnings("ignore::relprop.RelpropWarning")
 MODEL = digit_scene_model().double()

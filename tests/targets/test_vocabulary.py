@@ -14,8 +14,8 @@ import relprop
 from relprop.adapters import Adapter
 from relprop.errors import TargetError
 from relprop.targets import contrast, output, query, region, similarity, span, token
-from tests.common.breadth import only
 from tests.common.models import build, closeness, sample
+from tests.common.rows import only
 from tests.targets import models
 from tests.targets.models import MASK, Heads, bert, pictures, words
 

@@ -7,8 +7,8 @@ import torch
 import relprop
 from relprop.errors import OptionError
 from relprop.views.audit import LOST
-from tests.common.breadth import only
 from tests.common.models import closeness
+from tests.common.rows import only
 from tests.targets import models
 
 TYPED = "w5   w6. w9\n\nw7 w8\nw6 w5"
