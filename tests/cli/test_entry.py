@@ -228,9 +228,7 @@ def test_the_version_and_completion():
 
 
 @pytest.mark.parametrize("name", ["missing.txt", "a/folder", "scene.jpg", "notes.md"])
-def test_what_looks_like_a_file_and_is_none_is_an_error(
-    relprop_says, name, tmp_path, monkeypatch
-):
+def test_what_looks_like_a_file_and_is_none_is_an_error(relprop_says, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = relprop_says("explain", name, "--model", "demo:reviews")
     assert said.code == 1 and f"there is no file '{name}'" in said.err

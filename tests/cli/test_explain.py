@@ -70,6 +70,7 @@ def test_memory_reaches_the_library(relprop_says, monkeypatch):
     assert asked == [4 * 10**9, "auto", None]
 
 
+@pytest.mark.slow
 def test_books_are_printed_where_they_are_asked_for(relprop_says, tmp_path):
     exact = ("--precision", "float64")
     command = ("explain", REVIEW, "--model", "demo:reviews", "--method", "attnlrp", *exact)
@@ -283,6 +284,7 @@ def test_a_timm_model_in_a_folder(relprop_says, photo, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_picture_and_a_text_together(relprop_says, photo, tmp_path):
     import transformers
 

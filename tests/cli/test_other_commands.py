@@ -108,6 +108,7 @@ def test_check_says_it_in_words(relprop_says, folders):
     assert relprop_says("check", "--model", "demo:digits", "--method", "lrp").code == 0
 
 
+@pytest.mark.slow
 def test_check_needs_no_tokenizer_and_tells_a_model_without_attention(relprop_says, tmp_path):
     import timm
 
@@ -174,6 +175,7 @@ FAKES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wants, body, complaint", FAKES.values(), ids=FAKES)
 def test_doctor_finds_a_torchvision_made_for_another_torch(tmp_path, wants, body, complaint):
     (tmp_path / "torchvision").mkdir()
@@ -200,6 +202,7 @@ def test_doctor_finds_a_torchvision_made_for_another_torch(tmp_path, wants, body
     assert "nms does not exist" in done.stdout or wants
 
 
+@pytest.mark.slow
 def test_commands_that_meet_such_a_torchvision_send_to_the_doctor(tmp_path):
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision" / "__init__.py").write_text(
@@ -254,6 +257,7 @@ def test_demo_overwrites_only_if_told(relprop_says, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_data_sets_summary_as_json(relprop_says, tmp_path):
     said = relprop_says(
         "explain",
