@@ -95,6 +95,7 @@ def test_hovering_a_patch_shows_its_row_of_c(scenes, opened):
     )  # back to the kept one
 
 
+@pytest.mark.slow
 def test_the_colours_of_the_row_are_its_numbers(scenes, opened):
     page, c = opened(scenes), scenes.explanations[0].matrix[0].float()
     token(page, 20).click()
@@ -198,6 +199,7 @@ def test_maps_of_windows_are_shown_by_number(windows, opened):
     )
 
 
+@pytest.mark.slow
 def test_each_explained_input_is_chosen_by_name(pairs, opened):
     page, e = opened(pairs), pairs.explanations[0]
     assert same(table(page)["Score"], e["input_ids"].scores[0])
@@ -243,6 +245,7 @@ def test_a_point_on_a_whole_map_shows_its_number(scenes, opened):
     ) < 1e-3 * float(block.attention[0, 1].max())
 
 
+@pytest.mark.slow
 def test_the_threshold_hides_what_is_smaller(scenes, opened):
     page, e = opened(scenes), scenes.explanations[0]
     page.eval_on_selector(
@@ -392,6 +395,7 @@ def test_a_hover_is_answered_within_a_frame(large, opened):
     assert len(times) == 50 and np.median(times) <= 16
 
 
+@pytest.mark.slow
 def test_the_ledgers_numbers(scenes, opened):
     page, ledger = opened(scenes), scenes.explanations[0].ledger
     assert page.locator("#totals").is_hidden()  # closed at first
@@ -494,6 +498,7 @@ def test_the_first_box_is_in_plain_words(friendly, scenes, opened):
         assert "Not to conclude" in page.inner_text("#said-distrust")
 
 
+@pytest.mark.slow
 def test_the_scale_of_unsigned_scores_has_one_side(scenes, opened):
     """From 0 to the largest; only signed scores have a least one."""
     page = opened(scenes)
@@ -502,6 +507,7 @@ def test_the_scale_of_unsigned_scores_has_one_side(scenes, opened):
     assert "−" not in page.inner_text("#legend-most")
 
 
+@pytest.mark.slow
 def test_methods_of_one_target_stand_side_by_side(scenes, opened):
     page, (one, _, rollout, _) = opened(scenes), scenes.explanations
     names = page.locator("#beside .link")
