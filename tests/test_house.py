@@ -15,6 +15,7 @@ import torch
 
 import relprop
 from tests.common.breadth import only
+from tests.common.sizes import SIZES, clip
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "relprop"
@@ -179,42 +180,19 @@ def test_the_readmes_tour_runs(tmp_path, monkeypatch, capsys):
     rows = re.findall(r"^\| .*? \| (.*) \| \[", (ROOT / "README.md").read_text(), re.M)
     tour = [call for row in rows for call in re.findall(r"`(.*?)`", row)]
     assert len(tour) > 15
-    sizes = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-        "vocab_size": 50,
-        "num_labels": 10,
-    }
-    model = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes))
+    config = transformers.BertConfig(**SIZES, vocab_size=50, num_labels=10)
+    model = transformers.BertForSequenceClassification(config)
     inputs = {
         "input_ids": torch.randint(5, 50, (2, 7)),
         "attention_mask": torch.ones(2, 7, dtype=torch.long),
     }
-    small = {
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-    }
-    clip = transformers.CLIPModel(
-        transformers.CLIPConfig(
-            text_config={**small, "vocab_size": 50, "eos_token_id": 49},
-            vision_config={**small, "image_size": 16, "patch_size": 8},
-            projection_dim=8,
-        )
-    )
-    llm = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=50, n_embd=16, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=2
-        )
-    )
+    sizes = {"vocab_size": 50, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    config = transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2)
     monkeypatch.chdir(tmp_path)
     scope = {
         "relprop": relprop,
-        "clip": clip,
-        "llm": llm,
+        "clip": clip(),
+        "llm": transformers.GPT2LMHeadModel(config),
         "vlm": quadrant_model(),
         "processor": quadrant_processor(),
         "picture": drawn.pictures()[0],

@@ -56,6 +56,7 @@ def test_the_recommended_method_is_taken_by_what_is_given(relprop_says):
     assert json.loads(said.out)["method"] == BY_KIND["texts"][0]
 
 
+@pytest.mark.slow
 def test_memory_reaches_the_library(relprop_says, monkeypatch):
     asked = []
 
@@ -145,6 +146,7 @@ def asked(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cells", "kept"), [(4096, ("blocks", "matrix")), (5, ("blocks",))], ids=["shown", "summed"]
 )
@@ -162,6 +164,7 @@ def test_c_is_asked_for_only_if_the_page_shows_it(
     assert ('"matrix":null' in page.replace(" ", "")) == (cells == 5)
 
 
+@pytest.mark.slow
 def test_a_page_of_a_model_whose_tokens_are_merged_between_blocks(relprop_says, tmp_path, photo):
     """There is no C of one sequence; everything else is on the page."""
     config = transformers.SwinConfig(

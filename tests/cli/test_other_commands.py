@@ -69,7 +69,11 @@ def test_compare_draws_maps_side_by_side_and_says_what_it_cannot_rank(
     assert relprop_says("compare", "--model", folders.image).code == 2
 
 
-@pytest.mark.parametrize("arguments", [(), (REVIEW,)], ids=["a random input", "an input"])
+@pytest.mark.parametrize(
+    "arguments",
+    [pytest.param((), marks=pytest.mark.slow), (REVIEW,)],
+    ids=["a random input", "an input"],
+)
 def test_check_a_supported_model(relprop_says, arguments):
     said = relprop_says("check", *arguments, "--model", "demo:reviews", "--json")
     assert said.code == 0, said.err
