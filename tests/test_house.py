@@ -3,6 +3,7 @@ the docs run."""
 
 import ast
 import doctest
+import functools
 import importlib
 import re
 import subprocess
@@ -13,6 +14,8 @@ import pytest
 import torch
 
 import relprop
+from tests.common.breadth import only
+from tests.common.sizes import SIZES, clip
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "relprop"
@@ -55,6 +58,11 @@ FLOORS = {
 MODULES = sorted(p for p in PACKAGE.rglob("*.py"))
 
 
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def room(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
@@ -80,7 +88,7 @@ def imported_rooms(path: Path) -> set[str]:
             ):
                 visit(statement.body)
 
-    visit(ast.parse(path.read_text()).body)
+    visit(tree(path).body)
     return found
 
 
@@ -95,7 +103,7 @@ def test_the_package_stands_alone():
     """No file of it imports what is not in the wheel, not inside a function either."""
     outside = {"tools", "tests", "benchmarks", "examples"}
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             names = (
                 [alias.name for alias in node.names]
                 if isinstance(node, ast.Import)
@@ -106,8 +114,9 @@ def test_the_package_stands_alone():
             assert not {name.split(".")[0] for name in names} & outside, f"{path}:{node.lineno}"
 
 
+@pytest.mark.slow
 def test_a_fresh_process_knows_the_methods():
-    """Whatever is imported first; of ``explain`` itself the test of the first call says it."""
+    """Whatever is imported first; of ``explain`` itself test_entry.py says it."""
     for first in ("from relprop.runs import run", "import relprop.evaluation"):
         code = f"import relprop; {first}; from relprop.runner.method import METHODS; assert METHODS"
         subprocess.run([sys.executable, "-c", code], check=True)
@@ -125,9 +134,8 @@ def test_exports_are_sorted_and_exist():
 
 def test_public_functions_are_documented():
     for path in MODULES:
-        tree = ast.parse(path.read_text())
-        assert ast.get_docstring(tree), f"{path} has no docstring"
-        for node in tree.body:
+        assert ast.get_docstring(tree(path)), f"{path} has no docstring"
+        for node in tree(path).body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
                 assert ast.get_docstring(node), (
                     f"{path.name}:{node.lineno} {node.name} has no docstring"
@@ -135,9 +143,14 @@ def test_public_functions_are_documented():
 
 
 DOCTESTED = [p for p in MODULES if ">>>" in p.read_text()]
+#: Rooms whose examples run in seconds, though each is one of a public function tested elsewhere.
+LONG = {"cards", "evaluation", "methods", "reporting", "testing", "interop"}
+LONG_FILES = {"compile", "interventions", "observation", "cite", "rounding", "maximization"}
+LONG_FILES |= {"explanation", "generation"}
+QUICK = [p for p in DOCTESTED if room(p) not in LONG and p.stem not in LONG_FILES]
 
 
-@pytest.mark.parametrize("path", DOCTESTED, ids=lambda p: str(p.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", only(QUICK, DOCTESTED), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_docstring_examples_run(path):
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     result = doctest.testmod(importlib.import_module(name))
@@ -156,6 +169,7 @@ def test_the_rule_guide_runs(capsys):
     )
 
 
+@pytest.mark.slow
 def test_the_readmes_tour_runs(tmp_path, monkeypatch, capsys):
     import transformers
 
@@ -166,42 +180,19 @@ def test_the_readmes_tour_runs(tmp_path, monkeypatch, capsys):
     rows = re.findall(r"^\| .*? \| (.*) \| \[", (ROOT / "README.md").read_text(), re.M)
     tour = [call for row in rows for call in re.findall(r"`(.*?)`", row)]
     assert len(tour) > 15
-    sizes = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-        "vocab_size": 50,
-        "num_labels": 10,
-    }
-    model = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes))
+    config = transformers.BertConfig(**SIZES, vocab_size=50, num_labels=10)
+    model = transformers.BertForSequenceClassification(config)
     inputs = {
         "input_ids": torch.randint(5, 50, (2, 7)),
         "attention_mask": torch.ones(2, 7, dtype=torch.long),
     }
-    small = {
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-    }
-    clip = transformers.CLIPModel(
-        transformers.CLIPConfig(
-            text_config={**small, "vocab_size": 50, "eos_token_id": 49},
-            vision_config={**small, "image_size": 16, "patch_size": 8},
-            projection_dim=8,
-        )
-    )
-    llm = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=50, n_embd=16, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=2
-        )
-    )
+    sizes = {"vocab_size": 50, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    config = transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2)
     monkeypatch.chdir(tmp_path)
     scope = {
         "relprop": relprop,
-        "clip": clip,
-        "llm": llm,
+        "clip": clip(),
+        "llm": transformers.GPT2LMHeadModel(config),
         "vlm": quadrant_model(),
         "processor": quadrant_processor(),
         "picture": drawn.pictures()[0],
@@ -216,31 +207,14 @@ def test_the_readmes_tour_runs(tmp_path, monkeypatch, capsys):
     assert "check: ok" in capsys.readouterr().out and (tmp_path / "one.safetensors").exists()
 
 
-def test_nothing_names_a_machine():
-    """No absolute path of anybody's machine is committed."""
-    for path in [
-        *MODULES,
-        *ROOT.glob("docs/*.md"),
-        *ROOT.glob("*.md"),
-        *ROOT.glob("tests/**/*.py"),
-        *ROOT.glob("benchmarks/*.py"),
-        *ROOT.glob("tools/**/*.py"),
-    ]:
+def test_nothing_names_a_machine_or_is_left_of_a_merge():
+    """No absolute path of anybody's machine is committed, and no marker of a conflict."""
+    other = ("docs/*.md", "*.md", "tests/**/*.py", "benchmarks/*.py", "tools/**/*.py")
+    for path in [*MODULES, *(p for pattern in other for p in ROOT.glob(pattern))]:
+        text = path.read_text()
         if path != Path(__file__):
-            assert not re.search(r"/root/|/home/\w|/work/", path.read_text()), path
-
-
-def test_nothing_is_left_of_a_merge():
-    """No file holds the markers of a conflict."""
-    for path in [
-        *MODULES,
-        *ROOT.glob("docs/*.md"),
-        *ROOT.glob("*.md"),
-        *ROOT.glob("tests/**/*.py"),
-        *ROOT.glob("benchmarks/*.py"),
-        *ROOT.glob("tools/**/*.py"),
-    ]:
-        assert not re.search(r"^(<{7}|>{7}) ", path.read_text(), re.MULTILINE), path
+            assert not re.search(r"/root/|/home/\w|/work/", text), path
+        assert not re.search(r"^(<{7}|>{7}) ", text, re.MULTILINE), path
 
 
 def test_every_linked_file_is_there():
@@ -270,17 +244,7 @@ def test_facts_of_nodes_are_typed():
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in MODULES
         if path not in allowed
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree(path))
         if isinstance(node, ast.Attribute) and node.attr == "meta"
     ]
     assert not opened, opened
-
-
-def test_the_first_call_of_a_process_knows_the_methods():
-    """Nothing but the call itself need be imported for the methods to be in their table."""
-    code = (
-        "import torch, relprop\n"
-        "from tests.common.models import build, sample\n"
-        "assert relprop.explain(build(), sample()).scores.shape == (3, 6)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)

@@ -41,6 +41,7 @@ def test_the_guides_adapter_runs(capsys):
     assert before == ADAPTERS
 
 
+@pytest.mark.slow
 def test_the_guides_tour_runs():
     tour = next(
         b for b in re.findall(r"```python\n(.*?)```", GUIDE, re.S) if "original_heatmap(0)" in b

@@ -12,6 +12,8 @@ from PIL import Image, ImageCms
 
 import relprop
 from relprop.errors import InputError, PictureWarning
+from tests.common import sizes
+from tests.common.breadth import diagonal
 from tests.targets import models
 
 COLOURS = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
@@ -23,11 +25,7 @@ SIZE = {"height": 32, "width": 32}
 
 def vit(channels=3):
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.ViTConfig(
-        **sizes, intermediate_size=16, image_size=32, patch_size=8, num_channels=channels
-    )
-    return transformers.ViTForImageClassification(config).eval()
+    return sizes.vit(num_channels=channels)
 
 
 def of_timm(**options):
@@ -122,8 +120,7 @@ def scores(road, given):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("road", ROADS)
-@pytest.mark.parametrize("kind", SAME)
+@pytest.mark.parametrize(("kind", "road"), diagonal(SAME, ROADS))
 def test_a_kind_of_picture_is_the_same_picture_in_rgb(kind, road):
     given, plain = SAME[kind]
     right = scores(road, plain.convert("RGB"))
@@ -133,8 +130,7 @@ def test_a_kind_of_picture_is_the_same_picture_in_rgb(kind, road):
     )
 
 
-@pytest.mark.parametrize("road", ROADS)
-@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize(("kind", "road"), diagonal(LOSSES, ROADS))
 def test_what_is_not_read_of_a_picture_is_said(kind, road):
     given, plain, said = LOSSES[kind]
     with pytest.warns(PictureWarning, match=said):
@@ -155,8 +151,7 @@ def test_a_file_is_given_by_its_path(road, tmp_path):
         scores(road, tmp_path / "text.png")
 
 
-@pytest.mark.parametrize("road", ROADS)
-@pytest.mark.parametrize("kind", ["array", "F"])
+@pytest.mark.parametrize(("kind", "road"), diagonal(["array", "F"], ROADS))
 def test_floating_point_pixels_are_refused_and_the_advice_works(kind, road):
     image = np.asarray(RGB.resize((32, 32))) / 255
     picture = image if kind == "array" else Image.fromarray(image[..., 0].astype(np.float32))
@@ -182,9 +177,7 @@ def test_floating_point_pixels_are_refused_and_the_advice_works(kind, road):
     assert len(second) == (kind == "array")
 
 
-@pytest.mark.parametrize("road", ROADS)
-@pytest.mark.parametrize("first", [True, False], ids=["first", "last"])
-@pytest.mark.parametrize("narrow", [4, 3, 1])
+@pytest.mark.parametrize(("narrow", "first", "road"), diagonal([4, 3, 1], [True, False], ROADS))
 def test_channels_at_either_end_are_asked_for_and_the_advice_works(narrow, first, road):
     plain = COLOURS[:, :narrow] if first else COLOURS[:narrow]
     picture = plain.transpose(2, 0, 1) if first else plain

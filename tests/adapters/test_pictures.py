@@ -10,6 +10,7 @@ from PIL import Image
 
 import relprop
 from tests.adapters.tokenizers_in_code import wordpiece
+from tests.common.breadth import only
 
 VISION = {
     "hidden_size": 16,
@@ -180,6 +181,7 @@ def detr():
     return transformers.DetrForObjectDetection(config).eval()
 
 
+@pytest.mark.slow
 def test_a_detectors_tokens_are_its_backbones_features_and_padding_is_no_content():
     processor = transformers.DetrImageProcessor(size={"shortest_edge": 64, "longest_edge": 200})
     e = relprop.explain(
@@ -236,7 +238,9 @@ def vilt():
 
 
 @pytest.mark.parametrize(
-    "make", [clip, blip, vilt], ids=["two towers", "text looks at image", "one sequence"]
+    "make",
+    only([vilt], [clip, blip, vilt]),
+    ids=["two towers", "text looks at image", "one sequence"],
 )
 def test_pictures_beside_text(make):
     torch.manual_seed(0)

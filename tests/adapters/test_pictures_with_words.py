@@ -157,10 +157,10 @@ def asked(make, *pictures, seed=1):
     "make, sizes",
     [
         (llava, ((16, 16), (16, 16))),
-        (gemma3, ((16, 16), (16, 16))),
-        (qwen2, ((16, 16), (16, 24))),
+        pytest.param(gemma3, ((16, 16), (16, 16)), marks=pytest.mark.slow),
+        pytest.param(qwen2, ((16, 16), (16, 24)), marks=pytest.mark.slow),
         pytest.param(qwen2_5, ((16, 16), (16, 24)), marks=pytest.mark.slow),
-        (idefics3, ((16, 16), (16, 16))),
+        pytest.param(idefics3, ((16, 16), (16, 16)), marks=pytest.mark.slow),
     ],
 )
 def test_what_is_planted_in_a_picture_is_found_there(make, sizes):
@@ -185,6 +185,7 @@ def test_what_is_planted_in_a_picture_is_found_there(make, sizes):
     assert min(seen) > 0
 
 
+@pytest.mark.slow
 def test_one_picture_of_rows_of_patches_is_a_picture():
     model, processor, counts = qwen2()
     inputs = {"images": [black(16, 24, (0, 16, 4, 20))], "text": [5, IMAGE, 6]}

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import relprop
+from tests.common.breadth import only
 
 
 class Classifier(nn.Module):
@@ -64,7 +65,7 @@ def spans_of(stem: nn.Module, x: torch.Tensor) -> torch.Tensor:
     ),
     st.integers(20, 40),
 )
-@settings(max_examples=12)
+@settings(max_examples=5)
 def test_spans_of_convolutions_are_their_receptive_fields(layers, length):
     sizes, size = [], length
     for kernel, stride, padding, dilation in layers:
@@ -219,7 +220,7 @@ STEMS = {
 }
 
 
-@pytest.mark.parametrize("name", STEMS)
+@pytest.mark.parametrize("name", only(list(STEMS)[1::2], STEMS))
 def test_spans_and_grid_of_image_stems(name):
     make, alike = STEMS[name]
     torch.manual_seed(1)

@@ -5,6 +5,7 @@ import torch
 import transformers
 
 import relprop
+from tests.common.breadth import only
 
 SMALL = {
     "hidden_size": 16,
@@ -87,8 +88,10 @@ TOWERS = {
     ),
 }
 
+DAILY = ("class token", "registers", "windows over a padded image", "overlapping patches")
 
-@pytest.mark.parametrize("name", TOWERS)
+
+@pytest.mark.parametrize("name", only(DAILY, TOWERS))
 def test_patches_and_own_tokens_are_the_configs(name):
     make, image, pixels, (before, after) = TOWERS[name]
     torch.manual_seed(0)

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from relprop.cli import main
+from tests.common.sizes import vit
 from tests.runs.sources import bert, tokenizer
 
 
@@ -39,20 +40,9 @@ def folders(tmp_path_factory):
     torch.manual_seed(0)
     bert().save_pretrained(root / "текст 1")
     tokenizer().save_pretrained(root / "текст 1")
-    sizes = {
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-    }
-    config = transformers.ViTConfig(
-        **sizes,
-        image_size=32,
-        patch_size=8,
-        id2label={0: "cat", 1: "dog", 2: "дом"},
-        label2id={"cat": 0, "dog": 1, "дом": 2},
-    )
-    transformers.ViTForImageClassification(config).save_pretrained(root / "image")
+    names = {0: "cat", 1: "dog", 2: "дом"}
+    model = vit(id2label=names, label2id={name: i for i, name in names.items()})
+    model.save_pretrained(root / "image")
     transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(root / "image")
     return SimpleNamespace(text=root / "текст 1", image=root / "image", root=root)
 

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import torch
 from torch._inductor.exc import InvalidCxxCompiler
 
@@ -13,6 +14,7 @@ OTHER = "a tedious film but the end is fun"
 COMMAND = ("compile", REVIEW, "--model", "demo:reviews", "--method", "attention_grad")
 
 
+@pytest.mark.slow
 def test_the_file_explains_other_texts_of_that_length(relprop_says, tmp_path):
     out = tmp_path / "отзыв.pt2"
     said = relprop_says(*COMMAND, "-o", out)
@@ -35,7 +37,7 @@ def test_the_file_explains_other_texts_of_that_length(relprop_says, tmp_path):
     assert json.loads(as_json.out)["written"] == str(out)
 
 
-def test_what_is_refused(relprop_says, tmp_path, monkeypatch):
+def test_what_is_refused(relprop_says, tmp_path):
     for wrong, fact in (
         ((), "compile writes one file"),
         (("--out", tmp_path / "x.zip"), "the ending says what is written: .safetensors, .pt2"),
@@ -47,11 +49,15 @@ def test_what_is_refused(relprop_says, tmp_path, monkeypatch):
     assert said.code == 2 and "compile needs an input" in said.err
     said = relprop_says(*COMMAND[:-1], "integrated_gradients", *out)
     assert said.code == 1 and "runs the model several times" in said.err
+    assert not list(tmp_path.iterdir())
 
+
+@pytest.mark.slow
+def test_a_missing_compiler_is_said(relprop_says, tmp_path, monkeypatch):
     def none(*given, **options):
         raise InvalidCxxCompiler
 
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", none)
-    said = relprop_says(*COMMAND, *out, "--ahead-of-time")
+    said = relprop_says(*COMMAND, "--out", tmp_path / "x.pt2", "--ahead-of-time")
     assert said.code == 1 and "ahead_of_time=True needs a C++ compiler" in said.err
     assert not list(tmp_path.iterdir())

@@ -56,6 +56,7 @@ def test_the_recommended_method_is_taken_by_what_is_given(relprop_says):
     assert json.loads(said.out)["method"] == BY_KIND["texts"][0]
 
 
+@pytest.mark.slow
 def test_memory_reaches_the_library(relprop_says, monkeypatch):
     asked = []
 
@@ -70,6 +71,7 @@ def test_memory_reaches_the_library(relprop_says, monkeypatch):
     assert asked == [4 * 10**9, "auto", None]
 
 
+@pytest.mark.slow
 def test_books_are_printed_where_they_are_asked_for(relprop_says, tmp_path):
     exact = ("--precision", "float64")
     command = ("explain", REVIEW, "--model", "demo:reviews", "--method", "attnlrp", *exact)
@@ -144,6 +146,7 @@ def asked(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cells", "kept"), [(4096, ("blocks", "matrix")), (5, ("blocks",))], ids=["shown", "summed"]
 )
@@ -161,6 +164,7 @@ def test_c_is_asked_for_only_if_the_page_shows_it(
     assert ('"matrix":null' in page.replace(" ", "")) == (cells == 5)
 
 
+@pytest.mark.slow
 def test_a_page_of_a_model_whose_tokens_are_merged_between_blocks(relprop_says, tmp_path, photo):
     """There is no C of one sequence; everything else is on the page."""
     config = transformers.SwinConfig(
@@ -283,6 +287,7 @@ def test_a_timm_model_in_a_folder(relprop_says, photo, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_picture_and_a_text_together(relprop_says, photo, tmp_path):
     import transformers
 

@@ -69,7 +69,11 @@ def test_compare_draws_maps_side_by_side_and_says_what_it_cannot_rank(
     assert relprop_says("compare", "--model", folders.image).code == 2
 
 
-@pytest.mark.parametrize("arguments", [(), (REVIEW,)], ids=["a random input", "an input"])
+@pytest.mark.parametrize(
+    "arguments",
+    [pytest.param((), marks=pytest.mark.slow), (REVIEW,)],
+    ids=["a random input", "an input"],
+)
 def test_check_a_supported_model(relprop_says, arguments):
     said = relprop_says("check", *arguments, "--model", "demo:reviews", "--json")
     assert said.code == 0, said.err
@@ -108,6 +112,7 @@ def test_check_says_it_in_words(relprop_says, folders):
     assert relprop_says("check", "--model", "demo:digits", "--method", "lrp").code == 0
 
 
+@pytest.mark.slow
 def test_check_needs_no_tokenizer_and_tells_a_model_without_attention(relprop_says, tmp_path):
     import timm
 
@@ -174,6 +179,7 @@ FAKES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wants, body, complaint", FAKES.values(), ids=FAKES)
 def test_doctor_finds_a_torchvision_made_for_another_torch(tmp_path, wants, body, complaint):
     (tmp_path / "torchvision").mkdir()
@@ -200,6 +206,7 @@ def test_doctor_finds_a_torchvision_made_for_another_torch(tmp_path, wants, body
     assert "nms does not exist" in done.stdout or wants
 
 
+@pytest.mark.slow
 def test_commands_that_meet_such_a_torchvision_send_to_the_doctor(tmp_path):
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision" / "__init__.py").write_text(
@@ -254,6 +261,7 @@ def test_demo_overwrites_only_if_told(relprop_says, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_data_sets_summary_as_json(relprop_says, tmp_path):
     said = relprop_says(
         "explain",

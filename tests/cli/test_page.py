@@ -17,6 +17,7 @@ def words(text):
     return re.sub(r"[█▓▒░▁▂▃▄▅▆▇\s]+", " ", NUMBER.sub("#", text)).strip()
 
 
+@pytest.mark.slow
 def test_the_commands_print_what_the_page_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")

@@ -12,6 +12,7 @@ import relprop
 from relprop.demo.model import digit_scene_model
 from relprop.demo.scenes import make_scenes
 from relprop.runs import explanation_of, read_run
+from tests.common.breadth import only
 
 #: The shipped scenes show two digits each.
 pytestmark = pytest.mark.filterwarnings("ignore:up to 2 labels are true")
@@ -48,6 +49,7 @@ def test_several_pictures_are_one_batch(relprop_says, scenes, tmp_path):
     assert json.loads(data)["names"] == [path.name for path in paths]
 
 
+@pytest.mark.slow
 def test_several_texts_are_printed_one_after_another(relprop_says, tmp_path):
     said = relprop_says("explain", *FILMS, *ON_REVIEWS)
     assert said.code == 0, said.err
@@ -81,6 +83,7 @@ def test_a_page_of_several_methods(relprop_says, scenes, tmp_path):
     assert [e["label"] for e in json.loads(data)["explanations"]] == ["rollout", "gae"]
 
 
+@pytest.mark.slow
 def test_a_folder_is_read_as_one_picture_is(relprop_says, tmp_path):
     """Of the shipped model, too, whose pictures are grey and small: the same scores."""
     (tmp_path / "pictures").mkdir()
@@ -97,7 +100,7 @@ def test_a_folder_is_read_as_one_picture_is(relprop_says, tmp_path):
     assert np.allclose(found, expected, atol=1e-5 * abs(expected).max())
 
 
-@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("several", only([False], [False, True]))
 def test_pixels_have_colours_that_are_seen(several, relprop_says, tmp_path):
     """In files of the command line, as in any other picture: more than one pixel in a hundred."""
     scene = (make_scenes(1, seed=8).images[0, 0] * 255).round().byte().numpy()
@@ -120,7 +123,7 @@ def test_a_shipped_model_generates(relprop_says):
     assert "amber" in said.out.splitlines()[1]
 
 
-@pytest.mark.parametrize("name", ["demo:digits", "demo:reviews"])
+@pytest.mark.parametrize("name", only(["demo:digits"], ["demo:digits", "demo:reviews"]))
 def test_the_page_of_a_run(relprop_says, tmp_path, name):
     run, page, picture = (tmp_path / n for n in ("run", "index.html", "index.png"))
     shared = ["explain", "--data", name, "--model", name, "--limit", 3, "--out", run]

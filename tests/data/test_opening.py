@@ -141,6 +141,7 @@ def test_missing_libraries_are_named(monkeypatch, tmp_path):
         needed("no_such_library.data", package="timm")
 
 
+@pytest.mark.slow
 def test_nothing_heavy_is_imported():
     code = (
         "import sys, relprop.data; print([n for n in ('h5py', 'datasets', 'PIL', "

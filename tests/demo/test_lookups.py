@@ -69,6 +69,7 @@ def test_the_model_is_as_often_right_as_it_says():
     assert numbers["held_out"] >= 99 and share >= 98
 
 
+@pytest.mark.slow
 def test_citations_of_right_answers_are_right():
     study = Lookups(30)
     study.methods = {name: MORE[name] for name in (WHOLE, "random", "deeplift")}
@@ -106,6 +107,7 @@ def test_an_answer_is_generated_and_cited():
     assert isinstance(found.scores, torch.Tensor)
 
 
+@pytest.mark.slow
 def test_the_page_runs_and_segments_end_with_their_turn(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     page = (Path(relprop.__file__).parents[1] / "docs/answers.md").read_text()

@@ -54,6 +54,7 @@ def test_padding_changes_nothing(pair):
         assert torch.allclose(model(**alone), model(**inputs)[1:], atol=1e-5)
 
 
+@pytest.mark.slow
 @needed
 def test_the_similarity_of_two_sentences_is_explained(pair):
     """Both sentences have scores by word; AttnLRP's add up to the cosine, less what biases absorb,

@@ -159,6 +159,7 @@ def test_loading_needs_no_network_and_says_what_is_missing(monkeypatch):
         review_tokenizer()
 
 
+@pytest.mark.slow
 def test_the_training_script_trains(tmp_path):
     """Some steps of it: it writes the three files, and they load."""
     path = Path(module.__file__).parents[2] / "examples" / "train_reviews.py"

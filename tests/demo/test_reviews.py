@@ -158,6 +158,7 @@ def test_seeds_and_parts_differ():
     assert len({text for some in texts for text in some}) == 80
 
 
+@pytest.mark.slow
 def test_what_is_held_out_is_not_in_training():
     def combinations(held_out):
         claims = [
@@ -180,6 +181,7 @@ def test_what_is_held_out_is_not_in_training():
     assert words(True) <= words(False), "every word of a held-out review is in training reviews"
 
 
+@pytest.mark.slow
 def test_labels_are_balanced_and_words_alone_do_not_tell():
     """A bag of words is hardly better than chance: logistic regression on counts of words."""
     from sklearn.feature_extraction.text import CountVectorizer

@@ -100,6 +100,7 @@ def test_the_first_page():
     assert explanation.target == (2,) and explanation.heatmap().shape == (1, 32, 32)
 
 
+@pytest.mark.slow
 def test_pictures_with_words(capsys):
     scope = run("pictures-with-words.md")
     generation, drawn = scope["generation"], scope["drawn"]
@@ -110,6 +111,7 @@ def test_pictures_with_words(capsys):
     assert scope["second"].original_heatmap().shape == (64, 64)
 
 
+@pytest.mark.slow
 def test_one_program_to_deploy():
     scope = run("compile.md")
     assert scope["found"].target == (3, 1, 4, 1, 5) and Path("digits.pt2").exists()
@@ -139,6 +141,7 @@ def test_three_ways_to_say_a_rule():
     assert scope["rules"] is not relprop.rules.PAPER
 
 
+@pytest.mark.slow
 def test_the_mathematics(capsys):
     scope = run("mathematics.md")
     assert "ledger" in capsys.readouterr().out
@@ -160,6 +163,7 @@ def test_a_model_of_ones_own(capsys):
     assert "logcumsumexp" in printed
 
 
+@pytest.mark.slow
 def test_export():
     run("export.md")
     for name in ("scenes.safetensors", "map.png", "words.svg"):
@@ -167,11 +171,13 @@ def test_export():
     assert len(Path("words.csv").read_text().splitlines()) == 12
 
 
+@pytest.mark.slow
 def test_the_comparison():
     scope = run("comparison.md")
     assert scope["ours"].scores.any()
 
 
+@pytest.mark.slow
 def test_questions_that_are_asked(capsys):
     scope = run("faq.md")
     assert "all scores of 2 of 2 samples are 0" in capsys.readouterr().out
@@ -208,6 +214,7 @@ def test_the_first_example_of_the_readme(capsys):
     assert scope["explanation"].heatmap().shape == (1, 32, 32)
 
 
+@pytest.mark.slow
 def test_values_are_changed_by_five_recipes():
     """Each of them moves the answer, and in the end all is as it was."""
     scope = run("change-values.md")
@@ -219,6 +226,7 @@ def test_values_are_changed_by_five_recipes():
     assert torch.equal(probe.output(), before)
 
 
+@pytest.mark.slow
 def test_reference_samples_of_a_unit_light_it_most():
     scope = run("concepts.md")
     model, layer, best = scope["model"], scope["layer"], int(scope["best"][0])

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 import relprop.evaluation as evaluation
 
 PAGE = (Path(__file__).parents[2] / "docs/evaluation-metrics.md").read_text()
@@ -19,6 +21,7 @@ def test_the_example_runs(capsys):
     assert "positive perturbation AUC of images, predicted class" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_page_of_tables_has_a_place_for_each_and_its_example_runs(capsys):
     from tools.evaluation.papers import TABLES
 

@@ -20,6 +20,7 @@ from relprop.evaluation import (
     joined,
 )
 from tests.common import goldens
+from tests.common.sizes import digits
 
 EXACT = 1e-9
 
@@ -137,9 +138,7 @@ def test_the_model_runs_as_in_eval_and_stays_as_it_was():
 
 
 def test_the_explained_class_is_checked():
-    from relprop.demo.model import digit_scene_model
-
-    model, images = digit_scene_model(), torch.rand(2, 1, 32, 32)
+    model, images = digits(), torch.rand(2, 1, 32, 32)
     predicted = model(images).argmax(1)
     e = relprop.explain(model, images)
     curve = ImagePerturbation()(model, images, e, predicted, normalize=same)

@@ -9,6 +9,7 @@ import relprop
 from relprop.errors import InputError
 from relprop.evaluation import Metric, Segmentation, upsampled
 from tests.common.goldens import Goldens
+from tests.common.sizes import digits
 
 EXACT = 1e-9
 #: Interpolated in float32, pixels change places by the last bit on another processor.
@@ -82,9 +83,8 @@ def test_the_same_numbers_whatever_the_batches():
 
 
 def test_of_an_explanation():
-    from relprop.demo.model import digit_scene_model
 
-    e = relprop.explain(digit_scene_model(), torch.rand(2, 1, 32, 32), target=3)
+    e = relprop.explain(digits(), torch.rand(2, 1, 32, 32), target=3)
     masks = (torch.rand(2, 64, 64) > 0.5).int()
     assert torch.equal(
         Segmentation()(e, masks).table, Segmentation()(e.heatmap((64, 64)), masks).table

@@ -76,6 +76,7 @@ class TestNumbers:
             "transformer_attribution", "negative perturbation: target"
         ].interval.mean == pytest.approx(curve.auc)
 
+    @pytest.mark.slow
     def test_do_not_depend_on_the_batch(self, task, table):
         again = evaluate(task, [*METHODS, brightness], batch_size=3)
         for row, column in again.cells:
@@ -83,6 +84,7 @@ class TestNumbers:
                 table[row, column].interval.mean, abs=1e-4
             ), (row, column)
 
+    @pytest.mark.slow
     def test_a_function_that_is_a_method_gets_its_numbers(self, task):
         def same(model, images, target):
             return relprop.explain(model, images, target).heatmap()
@@ -286,6 +288,7 @@ class TestMeasures:
             (0, 1, 2), samples, None, logits.argmax(1), labels, logits, {}
         ).rival().tolist() == [1, 1, 0]
 
+    @pytest.mark.slow
     def test_costly_ones_are_made_when_named(self, task):
         named = ImageTask(
             task.model, task.source, ["parameter randomisation", "infidelity", "max-sensitivity"]
@@ -322,6 +325,7 @@ class TestPages:
             update(page, {"b": "other"})
         assert fenced("a", "x").startswith("<!-- a: generated -->")
 
+    @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore::relprop.errors.UndefinedValueWarning")
     def test_the_papers_tables_have_all_rows(self, task):
         from tools.evaluation.papers import IMAGE_ROWS, TABLES, TEXT_ROWS

@@ -67,6 +67,7 @@ class TestNumbers:
         )
         assert content.sum() == sum(len(word) for sample in words for word in sample)
 
+    @pytest.mark.slow
     def test_do_not_depend_on_batch_or_padding(self, task, table):
         again = evaluate(task, METHODS, batch_size=1)
         assert len({tuple(task.batch([i]).inputs["input_ids"].shape) for i in range(6)}) > 1
@@ -146,6 +147,7 @@ class TestRuns:
         with pytest.raises(RelpropError, match="something else"):
             measure(task, ["attcat"], tmp_path / "run", resume=True, progress=False)
 
+    @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore::relprop.errors.UndefinedValueWarning")
     def test_the_shipped_tables(self, tmp_path, monkeypatch):
         rows = tuple(dict.fromkeys(r for p in TABLES if p.task == "reviews" for r in p.rows))
@@ -171,6 +173,7 @@ class TestRuns:
 
 
 class TestCommandLine:
+    @pytest.mark.slow
     def test_a_table_of_ones_own_data(self, tmp_path):
         out = tmp_path / "run of mine"
         arguments = [

@@ -23,6 +23,7 @@ def test_a_setting_that_helps_is_found_and_judged_on_samples_that_did_not_choose
     assert "better than the defaults" in str(found) and "rules" in found.best
 
 
+@pytest.mark.slow
 def test_what_is_best_is_what_a_table_says_of_the_same_settings():
     data = DigitScenes(12, seed=2)
     found = tune(MODEL, data, MIOU, method="lrp_gamma", evaluations=3)

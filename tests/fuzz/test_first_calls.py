@@ -21,6 +21,7 @@ CALLS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
 def test_random_numbers_are_as_they_were(call):
     code = CODE.replace("CALL", call)

@@ -11,6 +11,7 @@ import torch
 
 import relprop
 from relprop.errors import RelpropError, RelpropWarning
+from tests.common.breadth import only
 from tests.common.models import closeness
 from tests.fuzz.random_models import CLASSES, Grown
 
@@ -80,7 +81,9 @@ def seeds():
     return range(first, last)
 
 
-@pytest.mark.parametrize("models", [range(20), pytest.param(seeds(), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "models", only([range(5)], [range(5), range(5, 20), seeds()]), ids=["five", "twenty", "all"]
+)
 def test_random_models_are_explained(models):
     found = {seed: said for seed in models if (said := examined(seed))}
     assert not found, "\n".join(f"{seed}: {said}" for seed, said in found.items())

@@ -14,11 +14,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import relprop
-from relprop.demo.model import digit_scene_model
 from relprop.demo.scenes import make_scenes
 from relprop.errors import InputError, RelpropError
 from relprop.storage import FORMAT, _digest
 from tests.common.models import build, sample
+from tests.common.sizes import digits
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def texts_and_pictures(folder):
     from tests.views.conftest import explain_texts
 
     scenes = make_scenes(2, seed=5)
-    seen = relprop.explain(digit_scene_model(), scenes.images, 1)
+    seen = relprop.explain(digits(), scenes.images, 1)
     words = explain_texts(keep=("blocks", "matrix"))
     return [e.save(folder / f"{i}.safetensors") for i, e in enumerate((seen, words))]
 

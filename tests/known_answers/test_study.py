@@ -64,6 +64,7 @@ def numbers(tmp_path_factory):
     return measure(Made(), tmp_path_factory.mktemp("runs") / "made", progress=False)
 
 
+@pytest.mark.slow
 def test_the_mean_is_over_samples_and_rows_of_fewer_units_are_compared_on_those(numbers):
     made = numbers.table(columns=["share", "loss"])
     whole = made["gae", "share"].interval
@@ -103,6 +104,7 @@ def test_a_row_is_written_as_a_call():
     assert call("lrp") == 'method="lrp"'
 
 
+@pytest.mark.slow
 def test_without_anything_better_the_default_stays(numbers):
     few = verdict(KINDS, {"one": numbers})
     for row in ("gae", "lrp"):

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import relprop
-from relprop.demo.model import digit_scene_model
 from relprop.demo.scenes import make_scenes
 from relprop.explanation import Explanation
 from tests.common.models import build, sample
+from tests.common.sizes import clip, digits
 
 
 @dataclass
@@ -27,7 +27,7 @@ def scenes(tmp_path_factory):
     """Two digit scenes: the trained model explained for both digits, by rollout for the first, by a
     method at the input without anything kept."""
     torch.manual_seed(0)
-    model, made = digit_scene_model(), make_scenes(2, seed=8)
+    model, made = digits(), make_scenes(2, seed=8)
     first, second = (made.digits[:, k].tolist() for k in range(2))
     explanations = relprop.explain_many(
         model, made.images, [first, second], keep=("blocks", "matrix")
@@ -137,30 +137,14 @@ def windows(tmp_path_factory):
 @pytest.fixture(scope="session")
 def pairs(tmp_path_factory):
     """A small CLIP: two explained inputs, a text and a picture."""
-    import transformers
-
     torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-    }
-    text = {**sizes, "vocab_size": 50, "bos_token_id": 48, "eos_token_id": 49}
-    model = transformers.CLIPModel(
-        transformers.CLIPConfig(
-            text_config=text,
-            vision_config={**sizes, "image_size": 16, "patch_size": 8},
-            projection_dim=8,
-        )
-    ).eval()
     ids = torch.tensor([[48, 5, 6, 7, 8, 9, 49]])
     inputs = {
         "input_ids": ids,
         "attention_mask": torch.ones_like(ids),
         "pixel_values": torch.rand(1, 3, 16, 16),
     }
-    explanation = relprop.explain(model, inputs, relprop.targets.similarity(), keep="blocks")
+    explanation = relprop.explain(clip(), inputs, relprop.targets.similarity(), keep="blocks")
     return Made(
         explanation.to_html(
             tmp_path_factory.mktemp("report") / "pairs.html", pictures=inputs["pixel_values"]

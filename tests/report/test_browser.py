@@ -11,6 +11,7 @@ import torch
 import relprop
 from relprop.demo.review_model import review_model, review_tokenizer
 from relprop.views.colours import colours, ramps, shade
+from tests.common.breadth import only
 from tests.report.conftest import HOSTILE, Made
 
 MAPS = ("attention", "gradient", "relevance")
@@ -58,17 +59,6 @@ def choose(page, control, label):
     page.wait_for_timeout(50)
 
 
-@pytest.mark.parametrize(
-    "which", ["scenes", "large", "hostile", "friendly", "windows", "pairs", "pixels"]
-)
-def test_opens_without_network_errors_or_violations(which, request, opened):
-    page = opened(request.getfixturevalue(which))
-    assert (
-        page.locator("main section").count() == 5
-        and page.locator("#score-field button").count() > 4
-    )  # the fixture checks the rest
-
-
 def test_the_policy_stops_what_the_page_did_not_bring(scenes, browser):
     page = browser.new_page()
     said = []
@@ -88,6 +78,7 @@ def test_the_policy_stops_what_the_page_did_not_bring(scenes, browser):
 
 def test_hovering_a_patch_shows_its_row_of_c(scenes, opened):
     page, c = opened(scenes), scenes.explanations[0].matrix[0].float()
+    assert page.locator("main section").count() == 5
     for i in (9, 30, 0, 64):
         token(page, i).hover()
         listed = top(page)
@@ -104,6 +95,7 @@ def test_hovering_a_patch_shows_its_row_of_c(scenes, opened):
     )  # back to the kept one
 
 
+@pytest.mark.slow
 def test_the_colours_of_the_row_are_its_numbers(scenes, opened):
     page, c = opened(scenes), scenes.explanations[0].matrix[0].float()
     token(page, 20).click()
@@ -161,31 +153,39 @@ def test_sample_target_and_method_change_what_is_shown(scenes, opened):
     assert same(table(page)["Score"], one.scores[1])
 
 
-def test_block_and_head_choose_the_maps(scenes, large, opened):
-    for made, choices in ((scenes, [(0, 0), (3, 2)]), (large, [(0, 11), (7, 3), (11, 0)])):
-        page, e = opened(made), made.explanations[0]
-        token(page, 12).click()
-        for block, head in choices:
-            page.select_option("#block", str(block))
-            page.wait_for_selector(f"#maps canvas[aria-label*='of {e.blocks[block].path},']")
-            page.select_option("#head", str(head))
-            columns, note = table(page), page.text_content("#heads-note")
-            for kind, name in zip(MAPS, ("A", "∇A", "R"), strict=True):
-                whole = getattr(e.blocks[block], kind)[0, head].float()
-                finest = int(re.search(rf" {name} to 1/(\d+)", note)[1])
-                assert (
-                    np.abs(np.array(columns[name], np.float64) - whole[12].numpy()).max()
-                    <= float(whole.abs().max()) / finest * 1.0001
-                ), (block, head, kind)
-                assert finest >= 255 or made is large
-        page.select_option("#head", "-1")
-        mean = e.blocks[block].attention[0].float().mean(0)[12]
-        assert (
-            np.abs(np.array(table(page)["A"], np.float64) - mean.numpy()).max()
-            <= float(mean.max()) / 255 * 1.0001
-        )
+@pytest.mark.parametrize(
+    ("which", "choices"),
+    [
+        ("scenes", [(0, 0), (3, 2)]),
+        pytest.param("large", [(0, 11), (7, 3), (11, 0)], marks=pytest.mark.slow),
+    ],
+)
+def test_block_and_head_choose_the_maps(which, choices, request, opened):
+    made = request.getfixturevalue(which)
+    page, e = opened(made), made.explanations[0]
+    token(page, 12).click()
+    for block, head in choices:
+        page.select_option("#block", str(block))
+        page.wait_for_selector(f"#maps canvas[aria-label*='of {e.blocks[block].path},']")
+        page.select_option("#head", str(head))
+        columns, note = table(page), page.text_content("#heads-note")
+        for kind, name in zip(MAPS, ("A", "∇A", "R"), strict=True):
+            whole = getattr(e.blocks[block], kind)[0, head].float()
+            finest = int(re.search(rf" {name} to 1/(\d+)", note)[1])
+            assert (
+                np.abs(np.array(columns[name], np.float64) - whole[12].numpy()).max()
+                <= float(whole.abs().max()) / finest * 1.0001
+            ), (block, head, kind)
+            assert finest >= 255 or which == "large"
+    page.select_option("#head", "-1")
+    mean = e.blocks[block].attention[0].float().mean(0)[12]
+    assert (
+        np.abs(np.array(table(page)["A"], np.float64) - mean.numpy()).max()
+        <= float(mean.max()) / 255 * 1.0001
+    )
 
 
+@pytest.mark.slow
 def test_maps_of_windows_are_shown_by_number(windows, opened):
     page, block = opened(windows), windows.explanations[0].blocks[0]
     page.select_option("#head", label="window 3, head 1")
@@ -199,6 +199,7 @@ def test_maps_of_windows_are_shown_by_number(windows, opened):
     )
 
 
+@pytest.mark.slow
 def test_each_explained_input_is_chosen_by_name(pairs, opened):
     page, e = opened(pairs), pairs.explanations[0]
     assert same(table(page)["Score"], e["input_ids"].scores[0])
@@ -215,6 +216,7 @@ def test_each_explained_input_is_chosen_by_name(pairs, opened):
     assert page.input_value("#query") == "2"  # and no queries of the text
 
 
+@pytest.mark.slow
 def test_more_pixels_than_can_be_pointed_at_are_summed(pixels, opened):
     page, scores = opened(pixels), pixels.explanations[0].scores[0].double()
     assert "each cell holds 7×7 of them" in page.text_content("#score-note")
@@ -227,6 +229,7 @@ def test_more_pixels_than_can_be_pointed_at_are_summed(pixels, opened):
     )
 
 
+@pytest.mark.slow
 def test_a_point_on_a_whole_map_shows_its_number(scenes, opened):
     page, block = opened(scenes), scenes.explanations[0].blocks[0]
     page.select_option("#head", "1")
@@ -242,6 +245,7 @@ def test_a_point_on_a_whole_map_shows_its_number(scenes, opened):
     ) < 1e-3 * float(block.attention[0, 1].max())
 
 
+@pytest.mark.slow
 def test_the_threshold_hides_what_is_smaller(scenes, opened):
     page, e = opened(scenes), scenes.explanations[0]
     page.eval_on_selector(
@@ -340,15 +344,16 @@ def test_a_screen_reader_finds_names_roles_and_a_table(scenes, opened):
     )  # one stop for Tab
 
 
-def test_a_phone_has_no_sideways_scroll_and_taps_work(scenes, hostile, large, opened):
-    for made in (scenes, hostile, large):
-        page = opened(made, viewport={"width": 375, "height": 740}, is_mobile=True, has_touch=True)
-        page.click("#table-details summary")
-        assert page.evaluate("document.documentElement.scrollWidth") <= 375
-        token(page, 3).tap()
-        assert token(page, 3).get_attribute("aria-pressed") == "true" and same(
-            top(page).values(), made.explanations[0].matrix[0, 3, list(top(page))]
-        )
+@pytest.mark.parametrize("which", only(["hostile"], ["scenes", "hostile", "large"]))
+def test_a_phone_has_no_sideways_scroll_and_taps_work(which, request, opened):
+    made = request.getfixturevalue(which)
+    page = opened(made, viewport={"width": 375, "height": 740}, is_mobile=True, has_touch=True)
+    page.click("#table-details summary")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 375
+    token(page, 3).tap()
+    assert token(page, 3).get_attribute("aria-pressed") == "true" and same(
+        top(page).values(), made.explanations[0].matrix[0, 3, list(top(page))]
+    )
 
 
 CONTRASTS = """() => {
@@ -360,19 +365,19 @@ CONTRASTS = """() => {
 }"""  # noqa: E501
 
 
-def test_dark_and_light_follow_the_system_with_enough_contrast(friendly, scenes, opened):
-    for made in (friendly, scenes):
-        grounds = []
-        for scheme in ("light", "dark"):
-            page = opened(made, color_scheme=scheme)
-            contrasts = page.evaluate(CONTRASTS)
-            assert len(contrasts) > 80 and min(contrasts)[0] >= 4.5, min(contrasts)
-            grounds.append(
-                page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
-            )
-        assert grounds == ["rgb(251, 250, 248)", "rgb(21, 20, 19)"]
+@pytest.mark.parametrize("which", only(["friendly"], ["friendly", "scenes"]))
+def test_dark_and_light_follow_the_system_with_enough_contrast(which, request, opened):
+    made = request.getfixturevalue(which)
+    grounds = []
+    for scheme in ("light", "dark"):
+        page = opened(made, color_scheme=scheme)
+        contrasts = page.evaluate(CONTRASTS)
+        assert len(contrasts) > 80 and min(contrasts)[0] >= 4.5, min(contrasts)
+        grounds.append(page.evaluate("getComputedStyle(document.documentElement).backgroundColor"))
+    assert grounds == ["rgb(251, 250, 248)", "rgb(21, 20, 19)"]
 
 
+@pytest.mark.slow
 def test_a_hover_is_answered_within_a_frame(large, opened):
     page = opened(large)
     page.select_option("#head", "4")
@@ -390,6 +395,7 @@ def test_a_hover_is_answered_within_a_frame(large, opened):
     assert len(times) == 50 and np.median(times) <= 16
 
 
+@pytest.mark.slow
 def test_the_ledgers_numbers(scenes, opened):
     page, ledger = opened(scenes), scenes.explanations[0].ledger
     assert page.locator("#totals").is_hidden()  # closed at first
@@ -445,6 +451,7 @@ def test_hostile_text_changes_nothing_but_the_text_shown(hostile, friendly, open
     )
 
 
+@pytest.mark.slow
 def test_a_report_short_of_room_says_what_it_left_out(large, opened, tmp_path):
     e = large.explanations[0]
     page = opened(Made(e.to_html(tmp_path / "short.html", megabytes=0.4), [e]))
@@ -491,6 +498,7 @@ def test_the_first_box_is_in_plain_words(friendly, scenes, opened):
         assert "Not to conclude" in page.inner_text("#said-distrust")
 
 
+@pytest.mark.slow
 def test_the_scale_of_unsigned_scores_has_one_side(scenes, opened):
     """From 0 to the largest; only signed scores have a least one."""
     page = opened(scenes)
@@ -499,6 +507,7 @@ def test_the_scale_of_unsigned_scores_has_one_side(scenes, opened):
     assert "−" not in page.inner_text("#legend-most")
 
 
+@pytest.mark.slow
 def test_methods_of_one_target_stand_side_by_side(scenes, opened):
     page, (one, _, rollout, _) = opened(scenes), scenes.explanations
     names = page.locator("#beside .link")
@@ -516,6 +525,7 @@ def test_methods_of_one_target_stand_side_by_side(scenes, opened):
     assert page.locator("#beside .link[aria-pressed=true]").text_content() == "rollout"
 
 
+@pytest.mark.slow
 def test_words_are_whole_until_tokens_are_asked_for(opened, tmp_path):
     text = "a wonderfully dull film"
     e = relprop.explain(review_model(), text, 1, processor=review_tokenizer())

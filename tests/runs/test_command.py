@@ -13,6 +13,7 @@ from relprop.demo.model import digit_scene_model
 from relprop.demo.scene_source import DigitScenes
 from relprop.errors import InputError, OptionError
 from relprop.runs import command, explanation_of, read_run
+from tests.common import sizes
 from tests.runs.sources import bert, tokenizer
 from tests.runs.works import committed
 
@@ -23,6 +24,7 @@ def output_of(*arguments):
     return result.output
 
 
+@pytest.mark.slow
 def test_the_shipped_scenes(tmp_path):
     out = tmp_path / "run"
     arguments = [
@@ -150,15 +152,7 @@ def test_picture_files_go_through_the_models_own_processing(tmp_path):
             tmp_path / "pictures" / f"c{i % 2}" / f"{i}.png"
         )
     torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-    }
-    model = transformers.ViTForImageClassification(
-        transformers.ViTConfig(**sizes, image_size=32, patch_size=8, num_labels=3)
-    ).eval()
+    model = sizes.vit(num_labels=3)
     processor = transformers.ViTImageProcessor(size={"height": 32, "width": 32})
     model.save_pretrained(tmp_path / "model")
     processor.save_pretrained(tmp_path / "model")

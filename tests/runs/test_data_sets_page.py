@@ -89,6 +89,7 @@ for samples in (256, 2048):
 """
 
 
+@pytest.mark.slow
 def test_the_memory_for_a_large_data_set_is_as_said(tmp_path):
     """In a process of its own: others' threads and leftovers are no part of it."""
     command = [sys.executable, "-c", MEASURED, str(tmp_path)]

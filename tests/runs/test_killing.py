@@ -61,6 +61,7 @@ def killed_until_done(start_one, folder, delays, kills):
     return left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_run_that_is_killed_again_and_again(tmp_path, seed):
     options = {"samples": 400, "pause": 0.002, "rows": 2}  # at least 0.8 s of work

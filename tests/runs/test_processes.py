@@ -115,6 +115,7 @@ def killed_and_launched_again(tmp_path, count, victim):
     )  # every process of both launches wrote some
 
 
+@pytest.mark.slow
 def test_two_processes_one_of_them_killed(tmp_path):
     killed_and_launched_again(tmp_path, 2, victim=1)
 

@@ -147,6 +147,7 @@ def test_what_cannot_be_measured_is_said(tmp_path, monkeypatch):
         assert all(why in unescape(text) for why in entry.found[0].why.values())
 
 
+@pytest.mark.slow
 def test_texts(tmp_path):
     work = ExplainWork(bert(), Texts(3), processor=tokenizer())
     page = page_of(work, tmp_path / "run")
@@ -179,6 +180,7 @@ def test_what_has_no_class_has_no_numbers(pictures):
     assert checked(work, [0], [[e]])[0][0].covered == ()
 
 
+@pytest.mark.slow
 def test_in_a_browser(pictures, tmp_path, browser):
     path = pictures[1].to_html(tmp_path / "page.html")
     context = browser.new_context(viewport={"width": 390, "height": 800})

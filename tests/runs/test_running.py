@@ -1,6 +1,7 @@
 """Runs in one process: shards, resuming after a kill at every step, batch sizes, failures, foreign
 folders, progress."""
 
+import gc
 import io
 import json
 import math
@@ -28,6 +29,13 @@ from tests.runs.works import Numbers, committed, contents, same
 
 class Killed(BaseException):
     """Stands for a kill: nothing catches it."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _little_to_collect():
+    """Each time that memory does not suffice, a run collects garbage; not that of other tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")

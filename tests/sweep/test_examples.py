@@ -6,6 +6,7 @@ import functools
 import pytest
 import torch
 
+from tests.common.breadth import only
 from tools.reference.__main__ import by_chance, commit
 from tools.sweep import subjects
 from tools.sweep.examine import examine
@@ -43,16 +44,13 @@ EXAMPLES = (
     "hf/patchtst/PatchTSTForPrediction",
     "hf/mamba/MambaForCausalLM",
 )
-#: Examples that take long, and whose kinds others stand for in every run: the sweep has them all.
-LONG = (
-    "hf/longformer/LongformerForMaskedLM",
-    "hf/detr/DetrForObjectDetection",
-    "hf/lilt/LiltForSequenceClassification",
-    "hf/vilt/ViltForQuestionAnswering",
-    "hf/swin/SwinForImageClassification",
-    "hf/segformer/SegformerForSemanticSegmentation",
-    "timm/volo/volo_d1_224",
-    "timm/crossvit/crossvit_tiny_240",
+#: In the fast suite: an encoder of pictures, one without attention, texts, two inputs.
+DAILY = (
+    "timm/vision_transformer/vit_tiny_patch16_224 (map pool)",
+    "timm/resnet/test_resnet",
+    "hf/bert/BertForSequenceClassification",
+    "hf/gpt2/GPT2LMHeadModel",
+    "hf/clip/CLIPModel",
 )
 NOT_YET: dict[
     str, str
@@ -65,9 +63,7 @@ def known():
     return {s.name: s for source in ("timm", "hf") for s in subjects(source)}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in EXAMPLES]
-)
+@pytest.mark.parametrize("name", only(DAILY, EXAMPLES))
 def test_every_column_is_good(name):
     threads = torch.get_num_threads()
     record = examine(known()[name])

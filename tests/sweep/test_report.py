@@ -108,6 +108,7 @@ def test_the_column_of_one_gradient_is_written_into_an_earlier_report(tmp_path):
     assert (again.status, again.cause, again.gradient_error) == (EXPLAINED, "", 2e-15)
 
 
+@pytest.mark.slow
 def test_one_gradient_is_compared_with_the_walk(monkeypatch):
     (subject,) = subjects("hf", "hf/bert/BertForMaskedLM")
     record = examine(subject, gradient_alone=True)

@@ -1,6 +1,7 @@
 """A small BERT with a tokenizer of words and pieces, the digit scenes, and what relprop says of
 both, made once."""
 
+import functools
 from dataclasses import replace
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 import transformers
 
 import relprop
-from relprop.demo.model import digit_scene_model
 from relprop.demo.scenes import make_scenes
+from tests.common.models import lent
+from tests.common.sizes import digits
 
 TEXTS = ["the film was not bor ##ing", "awful"]
 KNOWN = "[PAD] [CLS] [SEP] [UNK] the film was not bor ##ing awful".split()
@@ -43,6 +45,16 @@ def small_bert(**config):
     ).eval()
 
 
+def shared_bert():
+    """One for all tests that do not change it: it is captured once."""
+    return lent(_bert())
+
+
+@functools.cache
+def _bert():
+    return small_bert()
+
+
 def small_tokenizer():
     made = tokenizers.Tokenizer(
         tokenizers.models.WordPiece({w: i for i, w in enumerate(KNOWN)}, unk_token="[UNK]")
@@ -63,7 +75,7 @@ def small_tokenizer():
 def explain_texts(**options):
     texts = ["the film was not boring", "awful"]
     return relprop.explain(
-        small_bert(), texts, processor=small_tokenizer(), precision="float64", **options
+        shared_bert(), texts, processor=small_tokenizer(), precision="float64", **options
     )
 
 
@@ -88,7 +100,7 @@ def scenes():
 def pictures(scenes):
     torch.set_num_threads(1)
     return relprop.explain_many(
-        digit_scene_model(),
+        digits(),
         scenes.images,
         scenes.digits.T.tolist(),
         keep=("matrix", "blocks"),

@@ -1,6 +1,7 @@
 """Cards of a picture, a class and an answer: their numbers by hand, what they say, and their pages
 in a browser: by keyboard, for screen readers, narrow, with hostile text."""
 
+import itertools
 import json
 import re
 
@@ -21,6 +22,8 @@ from relprop.demo.quadrants import make_quadrants
 from relprop.demo.review_model import review_model, review_tokenizer
 from relprop.demo.scenes import make_scenes
 from relprop.errors import InputError, OptionError
+from tests.common.breadth import only
+from tests.common.sizes import SIZES, clip, digits
 from tests.views.conftest import HOSTILE
 from tests.views.test_card_inputs import COLUMNS, ROW, Rows, listener
 
@@ -38,25 +41,47 @@ def scene():
     return make_scenes(1, seed=8).images
 
 
+KINDS = ("picture", "answer", "review", "both", "sound", "table")
+
+
+class Cards(dict):
+    """One of every kind, each made when a test asks for it."""
+
+    def __missing__(self, which):
+        self[which] = getattr(self, which)()
+        return self[which]
+
+    def sound(self):
+        sound = np.random.default_rng(0).standard_normal(8000).astype(np.float32)
+        return relprop.card(listener(), [sound], processor=Wav2Vec2FeatureExtractor())
+
+    def table(self):
+        return relprop.card(Rows(), ROW, columns=COLUMNS)
+
+    def picture(self):
+        return relprop.card(digits(), make_scenes(1, seed=8).images)
+
+    def answer(self):
+        return relprop.card(lookup_model(), asked(STORY), processor=lookup_tokenizer())
+
+    def review(self):
+        return relprop.card(review_model(), REVIEW, processor=review_tokenizer())
+
+    def both(self):
+        quadrants = make_quadrants(1, seed=4)
+        inputs = {"images": quadrants.pictures(), "text": "<image> " + quadrants.questions[0]}
+        seen = quadrant_processor()
+        return relprop.card(quadrant_model(), inputs, processor=seen, max_new_tokens=2)
+
+
 @pytest.fixture(scope="module")
-def cards(scene):
-    quadrants = make_quadrants(1, seed=4)
-    inputs = {"images": quadrants.pictures(), "text": "<image> " + quadrants.questions[0]}
-    seen = quadrant_processor()
-    sound = np.random.default_rng(0).standard_normal(8000).astype(np.float32)
-    return {
-        "sound": relprop.card(listener(), [sound], processor=Wav2Vec2FeatureExtractor()),
-        "table": relprop.card(Rows(), ROW, columns=COLUMNS),
-        "picture": relprop.card(digit_scene_model(), scene),
-        "answer": relprop.card(lookup_model(), asked(STORY), processor=lookup_tokenizer()),
-        "class": relprop.card(review_model(), REVIEW, processor=review_tokenizer()),
-        "both": relprop.card(quadrant_model(), inputs, processor=seen, max_new_tokens=2),
-    }
+def cards():
+    return Cards()
 
 
 def chance(images, target):
     with torch.no_grad():
-        return digit_scene_model()(images).double().softmax(-1)[:, target]
+        return digits()(images).double().softmax(-1)[:, target]
 
 
 def test_what_covering_the_strongest_part_does(cards, scene):
@@ -69,7 +94,7 @@ def test_what_covering_the_strongest_part_does(cards, scene):
     assert card.cover.before == pytest.approx(float(chance(scene, target)[0]), rel=1e-5)
     assert card.cover.after == pytest.approx(float(chance(covered, target)[0]), rel=1e-4, abs=1e-9)
     assert len(card.cover.others) == PLACES and len(set(card.cover.others)) > PLACES / 2
-    own = relprop.explain(digit_scene_model(), scene, target)
+    own = relprop.explain(digits(), scene, target)
     assert np.allclose(card.heat, own.heatmap()[0].numpy())
     share = card.heat[card.region].sum() / card.heat.sum()
     assert f"a fifth of the picture holds {share:.0%}" in card.said
@@ -142,9 +167,9 @@ def test_shares_are_the_generations(cards):
 
 
 def test_hidden_words_are_hidden_from_the_model(cards):
-    deletion = cards["class"].checks.deletion
+    deletion = cards["review"].checks.deletion
     read = review_tokenizer()(REVIEW, return_tensors="pt")
-    answer = cards["class"].answers[0]
+    answer = cards["review"].answers[0]
     best = int(np.argmax(answer.whole))
     words = relprop.explain(review_model(), REVIEW, processor=review_tokenizer())
     tokens = words.streams["input_ids"].words[0][best][1]
@@ -158,7 +183,7 @@ def test_hidden_words_are_hidden_from_the_model(cards):
 
 
 def test_the_control_is_of_shuffled_weights_and_the_model_is_left(cards, scene):
-    model = digit_scene_model()
+    model = digits()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     drawn = shuffled(model)
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
@@ -184,9 +209,9 @@ def test_citations_and_generations_have_the_same_page(tmp_path):
 
 def test_what_is_refused(scene):
     with pytest.raises(InputError, match="2 are given"):
-        relprop.card(digit_scene_model(), torch.cat([scene, scene]))
+        relprop.card(digits(), torch.cat([scene, scene]))
     with pytest.raises(OptionError, match="columns= names columns"):
-        relprop.card(digit_scene_model(), scene, columns=["a"])
+        relprop.card(digits(), scene, columns=["a"])
 
 
 @pytest.mark.parametrize("p", [0.0, 1e-9, 0.004, 0.5, 0.996, 1.0])
@@ -216,8 +241,13 @@ def test_hostile_words_stay_text(cards, tmp_path, browser):
     page.close()
 
 
-@pytest.mark.parametrize("which", ["picture", "answer", "class", "both", "sound", "table"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("which", "scheme"),
+    only(
+        [("picture", "dark"), ("answer", "light"), ("table", "dark")],
+        itertools.product(KINDS, ["light", "dark"]),
+    ),
+)
 def test_a_page_is_for_everyone(cards, which, scheme, tmp_path, browser):
     path = cards[which].to_html(tmp_path / "card.html")
     context = browser.new_context(viewport={"width": 390, "height": 800}, color_scheme=scheme)
@@ -277,7 +307,7 @@ def test_the_slider_hides_what_is_weaker(cards, tmp_path, browser):
     page.close()
 
 
-@pytest.mark.parametrize("which", ["picture", "answer", "class", "both", "sound", "table"])
+@pytest.mark.parametrize("which", only(["picture", "answer", "table"], KINDS))
 def test_pictures_and_notebooks(cards, which, tmp_path):
     card = cards[which]
     assert card.to_png(tmp_path / "card.png").read_bytes()[:4] == b"\x89PNG"
@@ -305,27 +335,19 @@ def test_the_command_line(tmp_path, scene):
     assert again.exit_code == 1
 
 
+@pytest.mark.slow
 def test_inputs_of_every_kind(tmp_path):
     """A spectrogram, a picture with a text, a next token, a function: each has a card, or a reason
     for what it lacks."""
     import transformers
 
     torch.manual_seed(0)
-    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    small |= {"intermediate_size": 32}
-    sound = transformers.ASTConfig(**small, max_length=64, num_mel_bins=32)
+    sound = transformers.ASTConfig(**SIZES, max_length=64, num_mel_bins=32)
     heard = relprop.card(transformers.ASTForAudioClassification(sound), torch.randn(1, 64, 32))
     assert heard.picture.shape[:2] == heard.heat.shape and "no picture" in heard.checks.deletion
-    clip = transformers.CLIPModel(
-        transformers.CLIPConfig(
-            text_config={**small, "vocab_size": 50, "bos_token_id": 48, "eos_token_id": 49},
-            vision_config={**small, "image_size": 16, "patch_size": 8},
-            projection_dim=8,
-        )
-    )
     pair = {"input_ids": torch.randint(1, 48, (1, 5)), "pixel_values": torch.randn(1, 3, 16, 16)}
     pair["attention_mask"] = torch.ones(1, 5, dtype=torch.long)
-    both = relprop.card(clip, pair, relprop.targets.similarity())
+    both = relprop.card(clip(), pair, relprop.targets.similarity())
     (answer,) = both.answers
     assert len(answer.whole) == len(answer.words) + 1 and len(answer.maps) == 1
     assert sum(map(abs, answer.whole)) == pytest.approx(1)
@@ -334,13 +356,14 @@ def test_inputs_of_every_kind(tmp_path):
     said = one.answers[0].said[0]
     assert said.probability > 0.9 and len(said.others) == 3 and said.against is not None
     assert one.checks.deletion.by_map[0] == pytest.approx(said.probability, rel=1e-4)
-    model = digit_scene_model()
+    model = digits()
     free = relprop.card(model, make_scenes(1, seed=8).images, lambda y: y[0, 2] - y[0, 6])
     assert free.checks.deletion == "the target is no class" and isinstance(
         free.checks.control, float
     )
 
 
+@pytest.mark.slow
 def test_a_model_that_repeats_its_prompt_has_a_card():
     import transformers
 
@@ -362,12 +385,13 @@ class Returns(torch.nn.Module):
 
     def __init__(self, made):
         super().__init__()
-        self.model, self.made = digit_scene_model(), made
+        self.model, self.made = digits(), made
 
     def forward(self, x):
         return self.made(self.model(x))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:output 'output' ends in a softmax")
 def test_probabilities_are_the_models(scene):
     expected = float(chance(scene, 6)[0])
@@ -376,6 +400,7 @@ def test_probabilities_are_the_models(scene):
         assert card.cover.before == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_what_the_user_watches_sees_no_covered_run(scene):
     model, seen = digit_scene_model(), []
     model.blocks[0].register_forward_hook(lambda *given: seen.append(len(given[1][0])))
@@ -406,11 +431,13 @@ def test_what_the_processor_is_told_may_stand_in_the_call():
     assert 3 < len(card.answers[0].words) <= 7
 
 
+@pytest.mark.slow
 def test_one_word_has_a_fifth():
     card = relprop.card(review_model(), "thrilling", processor=review_tokenizer())
     assert card.checks.deletion.by_map[3] != card.checks.deletion.by_map[0]
 
 
+@pytest.mark.slow
 def test_tokens_are_shown_as_they_are_written():
     import tokenizers
     import transformers
@@ -432,6 +459,7 @@ def test_tokens_are_shown_as_they_are_written():
     assert "Ġ" not in shown and "Ã" not in card.title
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:output 'logits' ends in a softmax")
 def test_runners_up_of_a_model_that_ends_in_a_softmax():
     """They are as likely as the model says, not a softmax of that."""

@@ -135,6 +135,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_the_command_line(folder, tmp_path, monkeypatch, capsys):
     from typer.testing import CliRunner
 

@@ -16,9 +16,9 @@ from PIL import Image
 
 import relprop
 from relprop import plot
-from relprop.demo.model import digit_scene_model
 from relprop.errors import InputError
 from relprop.views.overlay import laid, pixels
+from tests.common.sizes import SIZES, digits
 from tests.views.conftest import explain_texts
 
 WIDE, HIGH = 120, 60
@@ -38,8 +38,7 @@ def processor(edge=32):
 
 def vit():
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = transformers.ViTConfig(**sizes, intermediate_size=16, image_size=32, patch_size=8)
+    config = transformers.ViTConfig(**SIZES, image_size=32, patch_size=8)
     return transformers.ViTForImageClassification(config).eval()
 
 
@@ -88,7 +87,7 @@ def test_an_image_of_no_known_size_is_refused(size, cropped):
 
 
 def test_without_a_picture_only_the_models_own_size_is_known():
-    e = relprop.explain(digit_scene_model(), torch.rand(1, 1, 32, 32), 3)
+    e = relprop.explain(digits(), torch.rand(1, 1, 32, 32), 3)
     assert layers_of(e.plot(torch.rand(1, 32, 32)).axes[0])[1].shape == (32, 32)
     with pytest.raises(InputError, match=r"processor=\.\.\.\) knows where its picture lies"):
         e.plot(given())
@@ -196,7 +195,7 @@ def test_many_maps_are_wrapped_and_long_texts_broken(cropped):
 
 
 def test_six_methods_are_compared_by_default_and_groups_stand_for_theirs():
-    model, image = digit_scene_model(), torch.rand(1, 1, 32, 32)
+    model, image = digits(), torch.rand(1, 1, 32, 32)
     found = relprop.compare(model, image, target=3)
     assert [*found.explanations, *found.refused] == list(relprop.methods.USUAL)
     named = relprop.compare(model, image, ["rollout", "input"], target=3)
@@ -213,7 +212,7 @@ def test_text_is_drawn_as_shaded_words():
 
 
 def test_one_colour_scale_for_all(cropped):
-    signed = relprop.explain(digit_scene_model(), torch.rand(1, 1, 32, 32), 3, method="lrp")
+    signed = relprop.explain(digits(), torch.rand(1, 1, 32, 32), 3, method="lrp")
     for e in (cropped, signed):
         drawn = plot.heatmap(e, False).images[-1]
         red, _, blue = drawn.cmap(1.0)[:3]
@@ -222,14 +221,7 @@ def test_one_colour_scale_for_all(cropped):
 
 def test_a_function_of_pictures_serves_a_hugging_face_model():
     """A torchvision transform is such a function; the map lies where the picture was cut."""
-    config = transformers.ViTConfig(
-        image_size=16,
-        patch_size=8,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-    )
+    config = transformers.ViTConfig(**SIZES, image_size=16, patch_size=8)
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 60, 3), np.uint8))
 
     def middle(one):

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import relprop
-from relprop.demo.model import digit_scene_model
 from relprop.errors import OptionError
 from relprop.methods import METHODS, available
 from relprop.methods.tiers import ARCHIVE, RECOMMENDED, place
+from tests.common.sizes import digits
 from tests.views.conftest import explain_texts
 
 
@@ -26,7 +26,7 @@ def texts():
 @pytest.fixture(scope="module")
 def images():
     kept = ("blocks", "matrix", "input")
-    return relprop.explain(digit_scene_model(), torch.rand(3, 1, 32, 32), [3, 1, 4], keep=kept)
+    return relprop.explain(digits(), torch.rand(3, 1, 32, 32), [3, 1, 4], keep=kept)
 
 
 def test_shares_of_words_and_of_the_strongest(texts):
@@ -94,7 +94,7 @@ def test_every_method_is_described_whole_and_in_plain_words():
 
 
 def test_what_is_shown_last_in_a_cell_or_a_prompt_is_its_table(images):
-    model, x = digit_scene_model(), torch.rand(1, 1, 32, 32)
+    model, x = digits(), torch.rand(1, 1, 32, 32)
     e = relprop.explain(model, x, 3)
     for shown, first in (
         (e.ledger, "ledger over "),
@@ -108,8 +108,8 @@ def test_what_is_shown_last_in_a_cell_or_a_prompt_is_its_table(images):
 
 
 def test_tables_in_a_notebook(images):
-    compared = relprop.compare(digit_scene_model(), torch.rand(2, 1, 32, 32), target=3)
-    report = relprop.check(digit_scene_model(), torch.rand(1, 1, 32, 32))
+    compared = relprop.compare(digits(), torch.rand(2, 1, 32, 32), target=3)
+    report = relprop.check(digits(), torch.rand(1, 1, 32, 32))
     for shown in (compared, report, available()):
         page = shown._repr_html_()
         assert page.count("<table>") == 1 and page.count("<tr>") > 3 and "<script" not in page

@@ -12,13 +12,13 @@ import torch
 import transformers as hf
 
 import relprop
-from relprop.demo.model import digit_scene_model
 from relprop.errors import OptionError
 from relprop.interpreter.accounts import Account
 from relprop.interpreter.ledger import Ledger
 from relprop.reporting.words import in_words
 from relprop.views import audit
 from tests.common.models import sample
+from tests.common.sizes import digits
 from tests.targets.models import Heads, bert, gpt2
 from tests.views.conftest import explain_texts, small_bert, small_tokenizer
 
@@ -365,6 +365,6 @@ def test_several_inputs_are_asked_for_one(pictures, texts):
 
 
 def test_videos_and_pixels_have_places():
-    e = relprop.explain(digit_scene_model(), torch.rand(1, 1, 32, 32), 3, method="gradient_x_input")
+    e = relprop.explain(digits(), torch.rand(1, 1, 32, 32), 3, method="gradient_x_input")
     best = int(e.scores[0].argmax())
     assert e.top(1)[0][0] == divmod(best, 32)

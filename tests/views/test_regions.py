@@ -13,16 +13,16 @@ from torch import nn
 
 import relprop
 from relprop import plot
-from relprop.demo.model import digit_scene_model
 from relprop.demo.scenes import make_scenes
 from relprop.views.overlay import full_colour, laid
 from tests.adapters.test_sound import RATE, SMALL, WAVE, sound
+from tests.common.sizes import digits
 
 
 @pytest.fixture(scope="module")
 def pixels():
     images = make_scenes(1, seed=8).images
-    return relprop.explain(digit_scene_model(), images, 2, method="attnlrp")
+    return relprop.explain(digits(), images, 2, method="attnlrp")
 
 
 class Spiked(nn.Module):
@@ -51,7 +51,7 @@ def test_one_pixel_does_not_take_the_colour_from_all_others(spiked):
 
 
 def test_of_patches_the_largest_has_the_full_colour():
-    e = relprop.explain(digit_scene_model(), torch.rand(1, 1, 32, 32), 3)
+    e = relprop.explain(digits(), torch.rand(1, 1, 32, 32), 3)
     assert plot.heatmap(e).images[0].norm.vmax == pytest.approx(float(e.heatmap().max()))
 
 

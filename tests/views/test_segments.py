@@ -1,5 +1,6 @@
 """Explanations by sentences, lines, paragraphs, turns of a chat and stretches of characters."""
 
+import functools
 import json
 
 import pytest
@@ -10,7 +11,7 @@ from relprop.adapters.texts import decoded, recorded, with_turns, written
 from relprop.errors import OptionError
 from relprop.explanation.segments import owners, sentences
 from tests.adapters.tokenizers_in_code import KINDS
-from tests.views.conftest import explain_texts, small_bert, small_tokenizer
+from tests.views.conftest import explain_texts, shared_bert, small_tokenizer
 
 CHATML = (
     "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nYou help.<|im_end|>\n{% endif %}"
@@ -130,8 +131,9 @@ def test_a_system_turn_and_a_text_that_is_no_chat():
 LONG = "the film was not boring .\n\nthe film was awful . awful !"
 
 
+@functools.cache
 def explained(**options):
-    return relprop.explain(small_bert(), LONG, processor=small_tokenizer(), **options)
+    return relprop.explain(shared_bert(), LONG, processor=small_tokenizer(), **options)
 
 
 @pytest.mark.parametrize(
@@ -197,9 +199,9 @@ def test_each_sample_has_its_own_segments_and_keeps_them():
 
 def test_text_of_ids_is_read_by_the_tokenizer():
     ids = small_tokenizer()(LONG, return_tensors="pt")
-    by_record = relprop.explain(small_bert(), ids, processor=small_tokenizer())
+    by_record = relprop.explain(shared_bert(), ids, processor=small_tokenizer())
     plain = {"input_ids": ids["input_ids"], "attention_mask": ids["attention_mask"]}
-    by_ids = relprop.explain(small_bert(), plain, processor=small_tokenizer())
+    by_ids = relprop.explain(shared_bert(), plain, processor=small_tokenizer())
     for e in (by_record, by_ids):
         assert "the film was" in e["input_ids"].streams["input_ids"].texts[0].text
         assert e.segments("lines").words()
@@ -227,7 +229,7 @@ def test_what_is_no_segment_is_refused(by, match):
 
 def test_without_a_text_it_says_what_to_give():
     ids = torch.tensor([[1, 4, 5, 2]])
-    e = relprop.explain(small_bert(), {"input_ids": ids})
+    e = relprop.explain(shared_bert(), {"input_ids": ids})
     with pytest.raises(OptionError, match="processor=tokenizer"):
         e.segments("lines")
 
