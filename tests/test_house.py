@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import relprop
-from tests.common.breadth import only
+from tests.common.rows import only
 from tests.common.sizes import SIZES, clip
 
 ROOT = Path(__file__).parent.parent

@@ -13,7 +13,7 @@ from PIL import Image, ImageCms
 import relprop
 from relprop.errors import InputError, PictureWarning
 from tests.common import sizes
-from tests.common.breadth import diagonal
+from tests.common.rows import diagonal
 from tests.targets import models
 
 COLOURS = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)

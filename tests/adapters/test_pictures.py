@@ -10,7 +10,7 @@ from PIL import Image
 
 import relprop
 from tests.adapters.tokenizers_in_code import wordpiece
-from tests.common.breadth import only
+from tests.common.rows import only
 
 VISION = {
     "hidden_size": 16,

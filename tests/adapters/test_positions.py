@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import relprop
-from tests.common.breadth import only
+from tests.common.rows import only
 
 
 class Classifier(nn.Module):

@@ -13,7 +13,7 @@ import relprop
 from relprop.adapters.processing import processed
 from relprop.adapters.sound import measured_clock
 from relprop.errors import InputError, PaddingWarning
-from tests.common.breadth import only
+from tests.common.rows import only
 
 SMALL = {
     "hidden_size": 16,

@@ -10,7 +10,7 @@ from timm.models._pretrained import PretrainedCfg
 
 import relprop
 from relprop.adapters import Timm, adapter_for
-from tests.common.breadth import only
+from tests.common.rows import only
 
 SMALL = {"depth": 2, "embed_dim": 24, "num_heads": 2, "num_classes": 5}
 VITS = {  # what is special: model, arguments, image

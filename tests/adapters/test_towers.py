@@ -5,7 +5,7 @@ import torch
 import transformers
 
 import relprop
-from tests.common.breadth import only
+from tests.common.rows import only
 
 SMALL = {
     "hidden_size": 16,

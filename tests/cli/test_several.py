@@ -12,7 +12,7 @@ import relprop
 from relprop.demo.model import digit_scene_model
 from relprop.demo.scenes import make_scenes
 from relprop.runs import explanation_of, read_run
-from tests.common.breadth import only
+from tests.common.rows import only
 
 #: The shipped scenes show two digits each.
 pytestmark = pytest.mark.filterwarnings("ignore:up to 2 labels are true")

@@ -11,7 +11,7 @@ import relprop
 from relprop import adapters, data, evaluation, methods, plot, runs, targets
 from relprop.error_boundary import _is_yours, answered, guarded
 from relprop.errors import CallError, OptionError, RelpropError, UnforeseenError
-from tests.common.breadth import only
+from tests.common.rows import only
 from tests.fuzz.world import OWN, OWN_AT_INPUT, rows, state, world
 
 CALLS = rows(Path(__file__).with_name("calls.txt").read_text(encoding="utf-8"))

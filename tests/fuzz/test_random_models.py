@@ -11,7 +11,7 @@ import torch
 
 import relprop
 from relprop.errors import RelpropError, RelpropWarning
-from tests.common.breadth import only
+from tests.common.rows import only
 from tests.common.models import closeness
 from tests.fuzz.random_models import CLASSES, Grown
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.common.breadth import only
+from tests.common.rows import only
 from tests.reference.calls import OWN
 from tools.reference.__main__ import chosen, unlike
 from tools.reference.called import measure_call

@@ -11,7 +11,7 @@ import torch
 import relprop
 from relprop.demo.review_model import review_model, review_tokenizer
 from relprop.views.colours import colours, ramps, shade
-from tests.common.breadth import only
+from tests.common.rows import only
 from tests.report.conftest import HOSTILE, Made
 
 MAPS = ("attention", "gradient", "relevance")

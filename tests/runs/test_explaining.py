@@ -10,7 +10,7 @@ import relprop
 from relprop.demo.model import digit_scene_model
 from relprop.errors import InputError, OptionError
 from relprop.runs import ExplainWork, explanation_of, fingerprints, read_run, run
-from tests.common.breadth import only
+from tests.common.rows import only
 from tests.runs.sources import Pictures, Texts, bert, patches, tokenizer
 
 #: Products of another batch size round otherwise, which the paper's skip rule magnifies.

@@ -14,7 +14,7 @@ from relprop import methods
 from relprop.errors import InputError, ZeroScoresWarning
 from relprop.rules import PAPER
 from relprop.runs import ExplainWork, fingerprints, probing, run
-from tests.common.breadth import only
+from tests.common.rows import only
 from tests.runs.sources import Pictures, Texts, bert, patches, tokenizer
 
 WARMTH = 1.0

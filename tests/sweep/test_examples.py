@@ -6,7 +6,7 @@ import functools
 import pytest
 import torch
 
-from tests.common.breadth import only
+from tests.common.rows import only
 from tools.reference.__main__ import by_chance, commit
 from tools.sweep import subjects
 from tools.sweep.examine import examine

@@ -21,7 +21,7 @@ from relprop.testing import (
     check_method,
     check_rule,
 )
-from tests.common.breadth import only
+from tests.common.rows import only
 from tests.common.models import build, sample
 
 aten = torch.ops.aten

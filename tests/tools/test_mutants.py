@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.common.breadth import only
+from tests.common.rows import only
 from tools.mutants import LIVED, OTHERS, OWN, changes, line, mutants
 
 SOURCE = '''

@@ -22,7 +22,7 @@ from relprop.demo.quadrants import make_quadrants
 from relprop.demo.review_model import review_model, review_tokenizer
 from relprop.demo.scenes import make_scenes
 from relprop.errors import InputError, OptionError
-from tests.common.breadth import only
+from tests.common.rows import only
 from tests.common.sizes import SIZES, clip, digits
 from tests.views.conftest import HOSTILE
 from tests.views.test_card_inputs import COLUMNS, ROW, Rows, listener

@@ -19,7 +19,7 @@ from relprop.demo.lookup_model import lookup_model, lookup_tokenizer
 from relprop.demo.model import digit_scene_model
 from relprop.demo.scenes import make_scenes
 from relprop.errors import InputError, OptionError
-from tests.common.breadth import only
+from tests.common.rows import only
 from tests.common.sizes import digits
 from tests.views.conftest import HOSTILE, small_bert, small_tokenizer
 

@@ -17,7 +17,7 @@ from relprop.evaluation.perturbation import PerturbationCurve
 from relprop.views.figure import figure
 from relprop.views.overlay import full_colour, pixels
 from relprop.views.stages import part_of, short_names, stages
-from tests.common.breadth import only
+from tests.common.rows import only
 from tests.common.sizes import digits
 from tests.views.conftest import explain_texts
 
