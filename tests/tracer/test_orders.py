@@ -1,5 +1,5 @@
-"""Ids, tokens and windows in another order, or cut one by one: the scores are those of the
-positions as they are given, whatever order the model sees them in."""
+"""Ids in another order, and windows cut one by one: the scores are those of the positions as they
+are given, whatever order the model sees them in."""
 
 from functools import cache, partial
 
@@ -243,59 +243,6 @@ def test_shifted_ids_score_at_their_own_places():
 def test_ids_that_are_not_followed_are_refused_with_the_reason(first, why, method):
     with pytest.raises(TargetError, match=why):
         scores(method, table, first, same, ids())
-
-
-#: What puts tokens in another order, and back.
-ORDERS = {
-    "reversed": (lambda x: x.flip(1), lambda x: x.flip(1)),
-    "rolled": (lambda x: x.roll(2, 1), lambda x: x.roll(-2, 1)),
-    "a permutation": (lambda x: x[:, ORDER], lambda x: x[:, ORDER.argsort()]),
-    "a matrix": (
-        lambda x: torch.eye(LENGTH, dtype=x.dtype)[ORDER] @ x,
-        lambda x: torch.eye(LENGTH, dtype=x.dtype)[ORDER.argsort()] @ x,
-    ),
-    "cut and joined": (
-        lambda x: torch.cat([x[:, 2:], x[:, :2].flip(1)], 1),
-        lambda x: torch.cat([x[:, 4:].flip(1), x[:, :4]], 1),
-    ),
-}
-
-
-class Between(nn.Module):
-    """Blocks with a mask and places, between an order and the way back."""
-
-    def __init__(self, there, back):
-        super().__init__()
-        self.there, self.back = there, back
-        self.layers = nn.ModuleList(
-            nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4)) for _ in range(2)
-        )
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3)
-        self.register_buffer("places", torch.randn(LENGTH, WIDTH))
-        self.register_buffer("allowed", torch.ones(LENGTH, LENGTH).tril().bool())
-
-    def forward(self, x):
-        places = self.there(self.places[None])
-        allowed = self.there(self.there(self.allowed[None].to(x.dtype)).mT).mT > 0.5
-        x = self.there(x) + places
-        for query, key, value, out in self.layers:
-            y = self.norm(x)
-            found = (query(y) @ key(y).mT / WIDTH**0.5).masked_fill(~allowed, -torch.inf)
-            x = x + out(found.softmax(-1) @ value(y))
-        return self.head(self.back(x)[:, -1])
-
-
-@pytest.mark.parametrize("method", [*METHODS, "attention_norm", "value_zeroing", "gradcam"])
-@pytest.mark.parametrize("name", ORDERS)
-def test_tokens_in_another_order_score_where_they_are_given(name, method):
-    x = torch.randn(
-        SAMPLES, LENGTH, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(2)
-    )
-    found = [
-        relprop.explain(seeded(Between, there, back), x, 1, method=method).scores
-        for there, back in (ORDERS[name], (same, same))
-    ]
-    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
 
 
 #: Windows of four, two apart, of a sequence of 14.

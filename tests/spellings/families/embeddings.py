@@ -65,15 +65,6 @@ spell(
     select_of_the_transposed=lambda ids, w: w.T.index_select(1, ids.flatten()).T.reshape(
         *ids.shape, -1
     ),
-    bag_with_weights=lambda ids, w: F.embedding_bag(
-        ids.view(-1, 1),
-        w,
-        mode="sum",
-        per_sample_weights=torch.ones(ids.numel(), 1).to(w),
-    ).view(*ids.shape, -1),
-    bag_of_one=lambda ids, w: F.embedding_bag(ids.flatten()[:, None], w, mode="sum").view(
-        *ids.shape, -1
-    ),
     vmap=lambda ids, w: torch.vmap(lambda i: F.embedding(i, w))(ids),
     ids_clamped=lambda ids, w: F.embedding(ids.clamp(0, VOCABULARY - 1), w),
     ids_modulo=lambda ids, w: F.embedding(ids % VOCABULARY, w),

@@ -158,8 +158,3 @@ def _brought(at, x, bring):
 @spells("experts", EXPERTS, either=True)
 def tokens_added_by_scatter(at, x):
     return _brought(at, x, lambda out, i, y: out.scatter_add(0, i[:, None].expand_as(y), y))
-
-
-@spells("experts", EXPERTS, either=True)
-def tokens_put_onto_zeros_and_added(at, x):
-    return _brought(at, x, lambda out, i, y: out + torch.zeros_like(out).index_put((i,), y))
