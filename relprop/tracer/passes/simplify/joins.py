@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import Any
 
 import torch
@@ -14,18 +13,11 @@ from relprop.tracer.editing import (
     arguments,
     aten,
     emit,
-    expanded,
-    is_float,
     is_live,
     joined,
-    permuted,
     rank,
-    reshaped,
     shape_of,
-    val,
 )
-
-MOST_RUNS = 16
 
 
 def simpler_index(node: fx.Node, constants: Constants) -> fx.Node | None:
@@ -68,8 +60,7 @@ def simpler_cat(node: fx.Node) -> fx.Node | None:
             for q in (joined(p) if is_call(p, aten.cat) and arguments(p)[1] == dim else [p])
         ]
         return emit(node, aten.cat.default, flat, dim)
-    whole = _rejoined(node, parts, dim)
-    return whole if whole is not None else _gathered_axis(node, parts, dim)
+    return _rejoined(node, parts, dim)
 
 
 def shown(part: fx.Node, dim: int) -> tuple[fx.Node, int, int] | None:
@@ -107,51 +98,3 @@ def run_of(node: fx.Node, run: tuple[fx.Node, int, int], dim: int) -> fx.Node:
     if (start, end) == (0, shape_of(x)[dim]):
         return x
     return emit(node, aten.slice.Tensor, x, dim, start, end, 1)
-
-
-def _gathered_axis(node: fx.Node, parts: list[fx.Node], dim: int) -> fx.Node | None:
-    """All positions of another axis, one after another → that axis in its new place."""
-    if shape_of(parts[0])[dim] != 1 or any(kind(p) is not Kind.RESHAPE for p in parts):
-        return None
-    chosen = [operand(p) for p in parts]
-    if not all(is_call(c, aten.select) and isinstance(arguments(c)[2], int) for c in chosen):
-        return None
-    x, axis = arguments(chosen[0])[:2]
-    if any(arguments(c)[:3] != (x, axis, i) for i, c in enumerate(chosen)):
-        return None
-    rest = shape_of(parts[0])
-    del rest[dim]
-    if shape_of(x)[axis] != len(parts) or shape_of(chosen[0]) != rest:
-        return None
-    order = [i for i in range(rank(x)) if i != axis]
-    return permuted(node, x, [*order[:dim], axis, *order[dim:]])
-
-
-def chosen_runs(node: fx.Node, constants: Constants) -> fx.Node | None:
-    """One tensor in some positions of an axis, which do not depend on any input, and another in the
-    rest → their runs, one after another."""
-    if not is_call(node, aten.where) or not all(is_float(v) for v in arguments(node)[1:]):
-        return None
-    sides, mask = arguments(node)[1:], constants.value(operand(node))
-    wrong = any(val(v).dtype != val(node).dtype or constants.number(v) is not None for v in sides)
-    if wrong or not isinstance(mask, Tensor) or not is_live(node):
-        return None
-    mask = mask.reshape([1] * (rank(node) - mask.dim()) + list(mask.shape))
-    dim = max(range(rank(node)), key=lambda d: mask.shape[d])
-    lines = mask.movedim(dim, -1).reshape(-1, mask.shape[dim])
-    runs = [(first, len(list(run))) for first, run in groupby(lines[0].tolist())]
-    if len(runs) > MOST_RUNS or lines.shape[1] == 1 or not bool((lines == lines[:1]).all()):
-        return None
-    parts, at = [], 0
-    for first, length in runs:
-        parts.append(_run_across(node, sides[not first], dim, at, at + length))
-        at += length
-    return parts[0] if len(parts) == 1 else emit(node, aten.cat.default, parts, dim)
-
-
-def _run_across(node: fx.Node, x: fx.Node, dim: int, start: int, end: int) -> fx.Node:
-    """A run of positions of what is broadcast to ``node``."""
-    x = reshaped(node, x, [1] * (rank(node) - rank(x)) + shape_of(x))
-    x = x if shape_of(x)[dim] == 1 else run_of(node, (x, start, end), dim)
-    shape = shape_of(node)
-    return expanded(node, x, [*shape[:dim], end - start, *shape[dim + 1 :]])

@@ -108,7 +108,7 @@ def simpler_product(node: fx.Node) -> fx.Node | None:
         return x
     inner = multiple(x)
     if inner is None or len(x.users) != 1:
-        return _scaled_linear(node, x, c)
+        return None
     y, d = inner
     if _is_one(c * d):
         return y
@@ -127,50 +127,12 @@ def multiple(node: object) -> tuple[fx.Node, float] | None:
     return factor_of(node)
 
 
-def linear_of_scaled(node: fx.Node) -> fx.Node | None:
-    """A linear map of c·x whose matrix is divided by c → of x."""
-    found = multiple(operand(node)) if is_call(node, aten.linear) else None
-    weight = None if found is None else taken_back(node, arguments(node)[1], found[1])
-    if found is None or weight is None:
-        return None
-    return emit(node, aten.linear.default, found[0], weight, *arguments(node)[2:])
-
-
-def _scaled_linear(node: fx.Node, layer: fx.Node, number: float) -> fx.Node | None:
-    """A number times a linear map whose matrix and bias are divided by it → the map without."""
-    if not is_call(layer, aten.linear) or len(layer.users) != 1:
-        return None
-    given = [w if w is None else taken_back(node, w, number) for w in arguments(layer)[1:]]
-    if any(
-        new is None and w is not None for w, new in zip(arguments(layer)[1:], given, strict=True)
-    ):
-        return None
-    return emit(node, aten.linear.default, operand(layer), *given)
-
-
-def taken_back(at: fx.Node, weight: fx.Node, number: float) -> fx.Node | None:
-    """``number`` times a weight that was divided by it, in whatever layout."""
-    way: list[fx.Node] = []
-    while kind(weight) in (Kind.RESHAPE, Kind.PERMUTE):
-        way.append(weight)
-        weight = operand(weight)
-    found = multiple(weight)
-    if is_live(weight) or found is None or not _is_one(number * found[1]):
-        return None
-    made = found[0]
-    for move in reversed(way):
-        made = emit(at, move.target, made, *arguments(move)[1:])
-    return made
-
-
 def simpler_affine(node: fx.Node) -> fx.Node | None:
-    """Of a sign that is turned twice, or of a difference."""
+    """Of a difference, whose sign is turned."""
     x = arguments(node)[0]
-    if is_call(node, aten.neg) and is_call(x, aten.neg):
-        return operand(x)
     if is_call(node, aten.neg) and _is_difference(x):
         return emit(node, aten.sub.Tensor, *reversed(arguments(x)))
-    return _scaled_linear(node, x, -1.0) if is_call(node, aten.neg) else None
+    return None
 
 
 def _is_difference(x: fx.Node) -> bool:
@@ -180,21 +142,8 @@ def _is_difference(x: fx.Node) -> bool:
 
 
 def simpler_function(node: fx.Node) -> fx.Node | None:
-    """The exponential of a logarithm, or of a multiple of one."""
+    """The exponential of a logarithm that a softmax has in itself."""
     x = arguments(node)[0]
-    if is_call(node, aten.exp) and is_call(x, aten.log):
-        return operand(x)
-    if is_call(node, aten.exp) and (found := factor_of(x)) is not None:
-        inner, c = found
-        if is_call(inner, aten.log) or kind(inner) is Kind.LOG_SOFTMAX:
-            base = (
-                operand(inner)
-                if is_call(inner, aten.log)
-                else emit(node, aten.softmax.int, *arguments(inner))
-            )
-            return emit(node, aten.pow.Tensor_Scalar, base, c)
     if is_call(node, aten.exp) and kind(x) is Kind.LOG_SOFTMAX:
         return emit(node, aten.softmax.int, *arguments(x))
-    if is_call(node, aten.log) and kind(x) is Kind.SOFTMAX:
-        return emit(node, aten.log_softmax.int, *arguments(x))
     return None

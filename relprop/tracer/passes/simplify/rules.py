@@ -21,12 +21,11 @@ from relprop.tracer.editing import (
     shape_of,
     swap,
 )
-from relprop.tracer.passes.simplify.joins import chosen_runs, simpler_cat, simpler_index
+from relprop.tracer.passes.simplify.joins import simpler_cat, simpler_index
 from relprop.tracer.passes.simplify.layouts import put_together
 from relprop.tracer.passes.simplify.matrices import simpler_matrix
 from relprop.tracer.passes.simplify.numbers import (
     as_numbers,
-    linear_of_scaled,
     simpler_affine,
     simpler_function,
     simpler_product,
@@ -41,8 +40,6 @@ from relprop.tracer.passes.simplify.shapes import (
 from relprop.tracer.passes.simplify.shifts import unshifted_softmax
 from relprop.tracer.passes.simplify.slices import simpler_select, simpler_slice
 from relprop.tracer.passes.simplify.totals import simpler_total
-from relprop.tracer.passes.simplify.windows import windows
-from relprop.tracer.passes.writes.runs import put_in_runs
 
 
 def simplify(graph: fx.Graph, constants: Constants) -> None:
@@ -64,15 +61,9 @@ def simplify(graph: fx.Graph, constants: Constants) -> None:
 def _simpler(node: fx.Node, constants: Constants) -> fx.Node | None:
     if is_call(node, aten.index) and (new := simpler_index(node, constants)) is not None:
         return new
-    if kind(node) is Kind.CHOICE and (new := chosen_runs(node, constants)) is not None:
-        return new
-    if is_call(node, aten.index_put) and (new := put_in_runs(node, constants)) is not None:
-        return new
     if is_call(node, aten.linear, aten.matmul):
-        new = simpler_matrix(node, constants) or linear_of_scaled(node)
+        new = simpler_matrix(node, constants)
         return _broadcast(node) if new is None and is_call(node, aten.matmul) else new
-    if is_call(node, aten.cat) and (new := windows(node, constants)) is not None:
-        return new
     if (new := put_together(node, constants)) is not None:
         return new
     rule = RULES.get(kind(node))

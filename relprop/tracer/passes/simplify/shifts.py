@@ -31,11 +31,6 @@ def _unshifted(at: fx.Node, x: object, dim: int) -> fx.Node | None:
     or to a part of it, or taken away; ``None`` where there is no such thing."""
     if not is_tensor(x) or rank(x) < -dim:
         return None
-    if kind(x) is Kind.LOG_SOFTMAX and arguments(x)[1] - rank(x) == dim:
-        return operand(x)
-    if is_call(x, aten.sigmoid):  # ½ + ½·tanh(x/2)
-        half = emit(at, aten.mul.Tensor, operand(x), 0.5)
-        return emit(at, aten.mul.Tensor, emit(at, aten.tanh.default, half), 0.5)
     if kind(x) is Kind.SUM and len(x.args) == 2:
         for scores, shift, turned in _pairs(x):
             full = shape_of(scores) == shape_of(x) or (is_tensor(shift) and is_live(scores))
