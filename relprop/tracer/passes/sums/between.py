@@ -1,6 +1,6 @@
 """What lies between two tensors, by a share that is a tensor, too: x + g⊙(y − x) and what ``lerp``
-gives, x⊙(1 − g) + y⊙g, are one; where y is x and something more, x + g⊙(that). What is left of a
-tensor, x − x⊙g, is x⊙(1 − g)."""
+gives, x⊙(1 − g) + y⊙g, are one (the gates of Mega and of EfficientViM). What is left of a tensor,
+x − x⊙g, is x⊙(1 − g)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from torch import fx
 
-from relprop.operations import Kind, is_call, kind, operand
+from relprop.operations import is_call, operand
 from relprop.tracer.editing import (
     arguments,
     aten,
@@ -25,10 +25,9 @@ from relprop.tracer.passes.sums.terms import Terms, added, is_top, terms_of, wit
 
 def raise_between(graph: fx.Graph) -> None:
     """Every form of what lies between two tensors → one."""
-    for rule in (_of_difference, _of_more):
-        for node in list(graph.nodes):
-            if not node._erased and is_top(node) and (new := rule(node, terms_of(node))):
-                swap(node, new)
+    for node in list(graph.nodes):
+        if not node._erased and is_top(node) and (new := _of_difference(node, terms_of(node))):
+            swap(node, new)
 
 
 def _of_difference(at: fx.Node, terms: Terms) -> fx.Node | None:
@@ -47,22 +46,6 @@ def _of_difference(at: fx.Node, terms: Terms) -> fx.Node | None:
     return None
 
 
-def _of_more(at: fx.Node, terms: Terms) -> fx.Node | None:
-    """x⊙(1 − g) + (x + z)⊙g → x + z⊙g."""
-    positive = [n for sign, n in terms if sign > 0]
-    shares = [(n, *factors) for n in positive for factors in _factors(n)]
-    for kept, rest, x in shares:
-        for new, share, inner in shares:
-            found = terms_of(inner)
-            if new is kept or not _are_contrary(rest, share) or (1, x) not in found:
-                continue
-            if len(found) > 1 and shape_of(x) == shape_of(kept) == shape_of(inner):
-                more = added(at, without(found, (1, x)))
-                scaled = emit(at, aten.mul.Tensor, more, share)
-                return added(at, [(1, x), (1, scaled), *without(terms, (1, kept), (1, new))])
-    return None
-
-
 def _factors(product: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
     """Both factors of a product that nothing else reads, each of them first; of one with a mask,
     none: it chooses."""
@@ -75,16 +58,6 @@ def _factors(product: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
 def _contrary(at: fx.Node, share: fx.Node) -> fx.Node:
     """1 − g; of 1 − g, g."""
     return operand(share) if _is_rest(share) else emit(at, aten.rsub.Scalar, share, 1)
-
-
-def _are_contrary(one: fx.Node, other: fx.Node) -> bool:
-    """Whether two shares are 1 together, however each is repeated."""
-    pairs = [(_once(a), _once(b)) for a, b in ((one, other), (other, one))]
-    return any(_is_rest(a) and _once(operand(a)) is b for a, b in pairs)
-
-
-def _once(share: fx.Node) -> fx.Node:
-    return _once(operand(share)) if kind(share) is Kind.EXPAND else share
 
 
 def _is_rest(share: fx.Node) -> bool:
