@@ -1,5 +1,5 @@
-"""Sums and products in one call, such as ``lerp`` and ``addbmm``, as the sums and products that
-they are, where PyTorch's own definition has another form, or none."""
+"""Sums and products in one call, such as ``lerp``, as the sums and products that they are, where
+PyTorch's own definition has another form."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from relprop.tracer.editing import (
     aten,
     emit,
     is_float,
-    is_number,
     is_tensor,
     rank,
     reshaped,
     shape_of,
-    val,
 )
 
 
@@ -45,14 +43,6 @@ def _scaled(node: fx.Node, x: fx.Node, factor: float | None) -> fx.Node:
     return x if factor in (None, 1) else emit(node, aten.mul.Tensor, x, factor)
 
 
-def products_added(node: fx.Node) -> fx.Node:
-    """``addbmm``, of which PyTorch has no definition: β·c + α·Σ (a @ b)."""
-    extra, a, b = arguments(node)[:3]
-    total = emit(node, aten.sum.dim_IntList, emit(node, aten.matmul.default, a, b), [0])
-    total, beta = _scaled(node, total, argument(node, "alpha")), argument(node, "beta")
-    return total if beta == 0 else emit(node, aten.add.Tensor, _scaled(node, extra, beta), total)
-
-
 def exponential(node: fx.Node) -> fx.Node | None:
     """2ˣ and bˣ of a number b > 0 → exp(x·ln b)."""
     base, x = (2.0, operand(node)) if is_call(node, aten.exp2) else arguments(node)[:2]
@@ -73,17 +63,6 @@ def between(node: fx.Node) -> fx.Node:
     rest = emit(node, aten.rsub.Scalar, weight, 1)
     parts = (emit(node, aten.mul.Tensor, a, rest), emit(node, aten.mul.Tensor, b, weight))
     return emit(node, aten.add.Tensor, *parts)
-
-
-def step(node: fx.Node) -> fx.Node:
-    """``heaviside(x, y)`` → whether x > 0, and y where it is 0: comparisons, of which PyTorch has
-    no derivative. (PyTorch's own definition writes numbers into masks.)"""
-    x, middle = arguments(node)[:2]
-    test = aten.ge.Scalar if is_number(middle, 1) else aten.gt.Scalar
-    above = emit(node, aten.to.dtype, emit(node, test, x, 0), val(node).dtype)
-    if is_number(middle, 0) or is_number(middle, 1):
-        return above
-    return emit(node, aten.where.self, emit(node, aten.eq.Scalar, x, 0), middle, above)
 
 
 def cosine(node: fx.Node) -> fx.Node | None:

@@ -8,7 +8,7 @@ import string
 
 from torch import fx
 
-from relprop.tracer.editing import arguments, aten, emit, is_live, permuted, rank
+from relprop.tracer.editing import arguments, aten, emit, permuted, rank
 from relprop.tracer.passes.products.letters import Product
 from relprop.tracer.passes.products.operators import product_of, summed_out
 
@@ -23,21 +23,6 @@ def contracted(node: fx.Node) -> fx.Node | None:
         return None
     terms, out = _spelled_out(equation.replace(" ", ""), [rank(o) for o in operands])
     return _multiplied(node, operands, terms, out)
-
-
-def trilinear(node: fx.Node) -> fx.Node:
-    """The product of three tensors, each with axes put in, summed over some axes."""
-    (first, weight, last), put_in, gone = (
-        arguments(node)[:3],
-        arguments(node)[3:6],
-        arguments(node)[6],
-    )
-    letters = string.ascii_letters[: rank(first) + len(put_in[0])]
-    axes = ["".join(c for i, c in enumerate(letters) if i not in new) for new in put_in]
-    out = "".join(c for i, c in enumerate(letters) if i not in gone)
-    pairs: list[Lettered] = [(weight, axes[1]), (first, axes[0]), (last, axes[2])]
-    pairs.sort(key=lambda pair: not is_live(pair[0]))
-    return _multiplied(node, [x for x, _ in pairs], [letters for _, letters in pairs], out)
 
 
 def _multiplied(node: fx.Node, operands: list[fx.Node], terms: list[str], out: str) -> fx.Node:

@@ -16,8 +16,6 @@ from relprop.tracer.passes.spelling.arithmetic import (
     cosine,
     difference,
     exponential,
-    products_added,
-    step,
     sum_with_factor,
 )
 from relprop.tracer.passes.spelling.casts import (
@@ -28,7 +26,7 @@ from relprop.tracer.passes.spelling.casts import (
     read_as_tensor,
 )
 from relprop.tracer.passes.spelling.definitions import Definitions
-from relprop.tracer.passes.spelling.einsum import contracted, trilinear
+from relprop.tracer.passes.spelling.einsum import contracted
 from relprop.tracer.passes.spelling.extremes import (
     clamped,
     largest_of_stretches,
@@ -43,15 +41,11 @@ from relprop.tracer.passes.spelling.recurrent import CELLS, unroll
 from relprop.tracer.passes.spelling.statistics import (
     deviation,
     distances,
-    native_norm,
     sum_of_sizes,
-    with_mean,
 )
 from relprop.tracer.passes.spelling.views import VIEWS
 from relprop.tracer.passes.writes.by_index import (
-    copied,
     put_by_index,
-    put_flat,
     rows_written,
     scatter_reduced,
     summed_by_index,
@@ -112,7 +106,6 @@ SPELLINGS: dict[Operator, Rewrite] = {
     aten.add: sum_with_factor,
     aten.sub: sum_with_factor,
     aten.rsub: difference,
-    aten.addbmm: products_added,
     **dict.fromkeys((aten.exp2, aten.pow), exponential),
     **dict.fromkeys(
         (aten.adaptive_max_pool1d, aten.adaptive_max_pool2d, aten.adaptive_max_pool3d),
@@ -122,25 +115,16 @@ SPELLINGS: dict[Operator, Rewrite] = {
     aten.item: read_as_tensor,
     **dict.fromkeys((aten.clamp, aten.clamp_min, aten.clamp_max), clamped),
     aten.lerp: between,
-    aten._trilinear: trilinear,
-    aten.heaviside: step,
     aten.cosine_similarity: cosine,
     aten.linalg_vector_norm: sum_of_sizes,
     **dict.fromkeys((aten.cdist, aten._cdist_forward, aten._euclidean_dist), distances),
     aten.std: deviation,
-    aten.var_mean: with_mean,
-    aten.std_mean: with_mean,
-    **dict.fromkeys(
-        (aten.native_layer_norm, aten.native_group_norm, aten.native_batch_norm), native_norm
-    ),
     aten.embedding: rows_of_computed,
     aten.index_add: summed_by_index,
     aten.scatter_add: summed_by_index,
     aten.index_put: put_by_index,
-    **dict.fromkeys((aten.index_copy, aten.scatter), rows_written),
-    aten.put: put_flat,
+    aten.index_copy: rows_written,
     aten.scatter_reduce: scatter_reduced,
     aten.select_scatter: written,
     aten.slice_scatter: written,
-    aten.copy: copied,
 }

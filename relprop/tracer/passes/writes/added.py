@@ -19,7 +19,6 @@ from relprop.tracer.editing import (
 )
 from relprop.tracer.passes.sums.terms import added, terms_of
 from relprop.tracer.passes.writes.by_index import accumulated
-from relprop.tracer.passes.writes.masks import is_column
 
 
 def write_sums(graph: fx.Graph) -> None:
@@ -55,9 +54,18 @@ def _add_there(node: fx.Node) -> None:
     terms = terms_of(before_reshapes(source, alone=True))
     read = [t for t in terms if t[0] > 0 and is_call(t[1], aten.index)]
     read = [t for t in read if operand(t[1]) is base and arguments(t[1])[1] == indices]
-    counted = all(index is not None and is_column(index) for index in indices)
+    counted = all(index is not None and _is_column(index) for index in indices)
     if len(read) != 1 or len(terms) < 2 or not counted:
         return
     more = reshaped(node, added(node, [t for t in terms if t is not read[0]]), shape_of(read[0][1]))
     there = accumulated(node, base, indices, [*range(len(indices))], more)
     swap(node, emit(node, aten.add.Tensor, base, there))
+
+
+def _is_column(places: fx.Node) -> bool:
+    """Whether an index counts the true places of a mask along one of its axes."""
+    whole = rank(places) == 1
+    while kind(places) in (Kind.OUTPUT, Kind.RESHAPE):
+        places = operand(places)
+    counts = whole and is_call(places, aten.nonzero, aten.nonzero_numpy, aten.where)
+    return counts and len(places.args) == 1
