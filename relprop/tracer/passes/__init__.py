@@ -51,11 +51,10 @@ from relprop.tracer.passes.simplify.rules import simplify
 from relprop.tracer.passes.spelling.autocast import inline_regions
 from relprop.tracer.passes.spelling.complex import make_real
 from relprop.tracer.passes.spelling.respell import respell
-from relprop.tracer.passes.sums.between import raise_between
 from relprop.tracer.passes.sums.biases import join_biases
 from relprop.tracer.passes.sums.by_probing import raise_sums_by_probing
 from relprop.tracer.passes.sums.chosen import raise_choices
-from relprop.tracer.passes.sums.multiples import join_multiples
+from relprop.tracer.passes.sums.multiples import join_multiples, raise_between
 from relprop.tracer.passes.sums.padded import add_to_all
 from relprop.tracer.passes.sums.runs import join_sums
 from relprop.tracer.passes.sums.weighed import part_layers

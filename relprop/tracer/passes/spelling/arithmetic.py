@@ -1,13 +1,14 @@
-"""Sums and products in one call, such as ``lerp``, as the sums and products that they are, where
-PyTorch's own definition has another form."""
+"""Sums and products in one call (``lerp``), sizes, deviations, and the largest and the smallest, as
+the calls that rules know, where PyTorch's own definition has another form."""
 
 from __future__ import annotations
 
 import math
+import operator
 
 from torch import fx
 
-from relprop.operations import argument, is_call, operand
+from relprop.operations import Kind, argument, is_call, kind, operand, packet
 from relprop.tracer.editing import (
     arguments,
     aten,
@@ -17,7 +18,10 @@ from relprop.tracer.editing import (
     rank,
     reshaped,
     shape_of,
+    swap,
+    val,
 )
+from relprop.tracer.facts import Facts, know, place
 
 
 def sum_with_factor(node: fx.Node) -> fx.Node | None:
@@ -75,3 +79,114 @@ def cosine(node: fx.Node) -> fx.Node | None:
         size = emit(node, aten.linalg_vector_norm.default, x, 2, [dim], True)
         units.append(emit(node, aten.div.Tensor, x, emit(node, aten.clamp_min.default, size, eps)))
     return emit(node, aten.sum.dim_IntList, emit(node, aten.mul.Tensor, *units), [dim])
+
+
+#: Numbers in all differences of vectors whose distances are written out.
+MOST_DIFFERENCES = 1 << 26
+
+
+def deviation(node: fx.Node) -> fx.Node | None:
+    """``std`` in its one overload. A deviation stays one: torch's has a slope of 0 where all values
+    are equal, the root of a variance has none."""
+    if node.target is aten.std.correction:
+        return None
+    dims, unbiased = argument(node, "dim"), argument(node, "unbiased")
+    return emit(
+        node,
+        aten.std.correction,
+        operand(node),
+        None if isinstance(dims, bool) else dims,
+        correction=1 if unbiased is None else int(unbiased),
+        keepdim=bool(argument(node, "keepdim")),
+    )
+
+
+def sum_of_sizes(node: fx.Node) -> fx.Node | None:
+    """‖x‖₁ is Σ |x|."""
+    if argument(node, "ord") != 1 or argument(node, "dtype") is not None:
+        return None
+    x, dim = operand(node), argument(node, "dim")
+    dims = [dim] if isinstance(dim, int) else dim or list(range(rank(x)))
+    size = emit(node, aten.abs.default, x)
+    return emit(node, aten.sum.dim_IntList, size, dims, bool(argument(node, "keepdim")))
+
+
+def distances(node: fx.Node) -> fx.Node | None:
+    """``cdist(x, y)`` → the lengths of all differences, where these are not too many to be made."""
+    x, y, *more = arguments(node)
+    if val(node).numel() * shape_of(x)[-1] > MOST_DIFFERENCES:
+        return None
+    x, y = (emit(node, aten.unsqueeze.default, n, rank(n) - i) for n, i in ((x, 1), (y, 2)))
+    power = more[0] if more else 2.0
+    return emit(
+        node, aten.linalg_vector_norm.default, emit(node, aten.sub.Tensor, x, y), power, [-1]
+    )
+
+
+def picked_values(node: fx.Node) -> None:
+    """The values of sort, topk and their like → ``gather`` at their indices: picked values only
+    change place. Those of max and min are the largest and the smallest."""
+    x, indices = operand(node), [u for u in node.users if kind(u) is Kind.OUTPUT]
+    if not indices or len(indices) != len(node.users):
+        return
+    ends = {aten.max: aten.amax.default, aten.min: aten.amin.default}
+    if (op := ends.get(packet(node))) is not None:
+        for user in [u for u in indices if arguments(u)[1] == 0]:
+            dim, keepdim = argument(node, "dim"), bool(argument(node, "keepdim"))
+            swap(user, emit(user, op, x, [dim], keepdim))
+        return
+    dim = argument(node, "dim")
+    dim = -1 if dim is None else dim
+    dropped = rank(indices[0]) < rank(x)
+    for user in [u for u in indices if arguments(u)[1] == 0]:
+        with node.graph.inserting_before(user):
+            where = node.graph.call_function(operator.getitem, (node, 1))
+        know(where, Facts(val(node)[1], place(node)))
+        if dropped:
+            where = emit(user, aten.unsqueeze.default, where, dim)
+        picked = emit(user, aten.gather.default, x, dim % max(rank(x), 1), where)
+        swap(user, reshaped(user, picked, shape_of(user)))
+
+
+def of_all_axes(node: fx.Node) -> fx.Node | None:
+    """The largest of all elements → along all axes."""
+    if packet(node) not in (aten.max, aten.min):
+        return None
+    op = aten.amax.default if is_call(node, aten.max) else aten.amin.default
+    return emit(node, op, operand(node), list(range(rank(operand(node)))))
+
+
+def of_two(node: fx.Node) -> fx.Node | None:
+    """``max(a, b)`` → ``maximum``."""
+    if packet(node) not in (aten.max, aten.min):
+        return None
+    op = aten.maximum.default if is_call(node, aten.max) else aten.minimum.default
+    return emit(node, op, *arguments(node))
+
+
+def clamped(node: fx.Node) -> fx.Node | None:
+    """``clamp(x, low, high)`` by tensors → ``minimum(maximum(x, low), high)``: PyTorch's own
+    definition chooses by what is NaN, too, which DeepLIFT has no rule for."""
+    bounds = {op: argument(node, n) for n, op in (("min", aten.maximum), ("max", aten.minimum))}
+    if not any(is_tensor(bound) for bound in bounds.values()):
+        return None
+    x = operand(node)
+    for op, bound in bounds.items():
+        x = x if bound is None else emit(node, op.default, x, bound)
+    return x
+
+
+def largest_of_stretches(node: fx.Node) -> None:
+    """The values of adaptive max pools: the largest of so many stretches of each axis, one axis
+    after the other."""
+    x, counts = operand(node), list(arguments(node)[1])
+    if not all(kind(u) is Kind.OUTPUT and arguments(u)[1] == 0 for u in node.users):
+        return
+    for dim, count in enumerate(counts, rank(x) - len(counts)):
+        length = shape_of(x)[dim]
+        bounds = [(i * length // count, -(-(i + 1) * length // count)) for i in range(count)]
+        parts = [x if count == 1 else emit(node, aten.slice.Tensor, x, dim, *b, 1) for b in bounds]
+        tops = [emit(node, aten.amax.default, p, [dim], True) for p in parts]
+        x = tops[0] if count == 1 else emit(node, aten.cat.default, tops, dim)
+    for user in list(node.users):
+        swap(user, x)

@@ -13,36 +13,32 @@ from relprop.tracer.editing import Rewrite, aten, swap
 from relprop.tracer.passes.attention.fused import split_attention
 from relprop.tracer.passes.spelling.arithmetic import (
     between,
-    cosine,
-    difference,
-    exponential,
-    sum_with_factor,
-)
-from relprop.tracer.passes.spelling.casts import (
-    as_cast,
-    as_full,
-    as_operand,
-    as_softmax,
-    read_as_tensor,
-)
-from relprop.tracer.passes.spelling.definitions import Definitions
-from relprop.tracer.passes.spelling.einsum import contracted
-from relprop.tracer.passes.spelling.extremes import (
     clamped,
+    cosine,
+    deviation,
+    difference,
+    distances,
+    exponential,
     largest_of_stretches,
     of_all_axes,
     of_two,
     picked_values,
+    sum_of_sizes,
+    sum_with_factor,
 )
-from relprop.tracer.passes.spelling.matmul import as_matmul, linear_of_matrix
-from relprop.tracer.passes.spelling.padding import as_fill, as_padding
+from relprop.tracer.passes.spelling.casts import (
+    as_cast,
+    as_fill,
+    as_full,
+    as_operand,
+    as_padding,
+    as_softmax,
+    read_as_tensor,
+)
+from relprop.tracer.passes.spelling.definitions import Definitions
+from relprop.tracer.passes.spelling.matmul import as_matmul, contracted, linear_of_matrix
 from relprop.tracer.passes.spelling.picking import rows_of_computed
 from relprop.tracer.passes.spelling.recurrent import CELLS, unroll
-from relprop.tracer.passes.spelling.statistics import (
-    deviation,
-    distances,
-    sum_of_sizes,
-)
 from relprop.tracer.passes.spelling.views import VIEWS
 from relprop.tracer.passes.writes.by_index import (
     put_by_index,

@@ -1,4 +1,5 @@
-"""Writes at places that do not depend on any input are runs of an axis, one after another."""
+"""Writes at places that do not depend on any input (gpt-fast's key-value cache) are runs of an axis,
+one after another."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ from relprop.tracer.editing import (
     shape_of,
     val,
 )
-from relprop.tracer.passes.simplify.joins import MOST_RUNS
 from relprop.tracer.passes.writes.places import put_slice
+
+MOST_RUNS = 16
 
 
 def _at_all(at: fx.Node, write: fx.Node, dim: int, count: int) -> fx.Node:
