@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
-from relprop.operations import ELEMENTWISE, STOPS, Kind, is_call, kind, operand
+from relprop.operations import ELEMENTWISE, Kind, is_call, kind, operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
@@ -77,18 +77,6 @@ def _simpler(node: fx.Node, constants: Constants) -> fx.Node | None:
     return None
 
 
-def _undetached(node: fx.Node) -> fx.Node | None:
-    """Where nothing but comparisons comes of it, no gradient would pass anyway."""
-    seen, left = {node}, [node]
-    while left:
-        users = {u for u in left.pop().users if kind(u) not in STOPS} - seen
-        if any(kind(u) not in ELEMENTWISE for u in users):
-            return None
-        seen |= users
-        left += users
-    return operand(node)
-
-
 def _broadcast(node: fx.Node) -> fx.Node | None:
     """An operand that is repeated only to fit the others need not be."""
     for wide in node.all_input_nodes:
@@ -147,6 +135,5 @@ RULES: dict[Kind, Callable[[fx.Node], fx.Node | None]] = {
     Kind.LARGEST: simpler_total,
     Kind.STATISTIC: simpler_total,
     Kind.SOFTMAX: unshifted_softmax,
-    Kind.DETACH: _undetached,
     Kind.FUNCTION: simpler_function,
 }
