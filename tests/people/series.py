@@ -107,8 +107,9 @@ class Twin(nn.Module):
         deviation = (x.var(1, keepdim=True, correction=0) + 1e-5).sqrt().detach()
         series = ((x - mean) / deviation if self.revin else x).transpose(1, 2)
         series = torch.cat([series, series[..., -1:].expand(-1, -1, STRIDE)], -1)
-        starts = torch.arange(PATCHES, device=x.device) * STRIDE
-        patches = series[..., starts[:, None] + torch.arange(PATCH, device=x.device)]
+        patches = torch.stack(
+            [series[..., i * STRIDE : i * STRIDE + PATCH] for i in range(PATCHES)], 2
+        )
         x = self.blocks(self.embed(patches) + self.position)  # (batch, series, patches, features)
         x = self.head(x.transpose(2, 3).flatten(2)).transpose(1, 2)
         return x * deviation + mean if self.revin else x

@@ -1,4 +1,4 @@
-"""Ids in another order: the scores are those of the positions as they
+"""Ids in another order, and windows cut one by one: the scores are those of the positions as they
 are given, whatever order the model sees them in."""
 
 from functools import cache, partial
@@ -243,6 +243,33 @@ def test_shifted_ids_score_at_their_own_places():
 def test_ids_that_are_not_followed_are_refused_with_the_reason(first, why, method):
     with pytest.raises(TargetError, match=why):
         scores(method, table, first, same, ids())
+
+
+#: Windows of four, two apart, of a sequence of 14.
+WINDOWS = {
+    "stacked": lambda x: torch.stack([x[:, i : i + 4] for i in range(0, 11, 2)], 1),
+    "stacked behind": lambda x: torch.stack([x[:, i : i + 4] for i in range(0, 11, 2)], -1).mT,
+    "offsets stacked": lambda x: torch.stack([x[:, j : j + 11 : 2] for j in range(4)], -1),
+    "by indices": lambda x: x[:, torch.arange(0, 11, 2)[:, None] + torch.arange(4)],
+    "joined": lambda x: torch.cat([x[:, None, i : i + 4] for i in range(0, 11, 2)], 1),
+}
+
+
+def unfolded(x):
+    return x.unfold(1, 4, 2)
+
+
+def of_four():
+    return nn.Linear(4, WIDTH)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows_cut_one_by_one_are_windows(name, method):
+    x = torch.randn(SAMPLES, 14, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    plain = scores(method, of_four, unfolded, same, x)
+    found = scores(method, of_four, WINDOWS[name], same, x)
+    torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-12)
 
 
 #: A tensor that is padded with its own values, and the positions that stand there then.

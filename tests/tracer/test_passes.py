@@ -137,6 +137,12 @@ def test_a_sum_of_sizes_is_a_sum():
     has(equals(Model(body), sample()), abs=1, sum=1, linalg_vector_norm=0)
 
 
+def test_a_detach_that_only_comparisons_read_is_gone():
+    step = lambda x: (x.detach() > 0.5).to(x.dtype)  # noqa: E731
+    has(equals(Model(lambda m, x: (y := m.linear(x)) * step(y)), sample()), detach=0)
+    has(equals(Model(lambda m, x: (y := m.linear(x)) * y.detach()), sample()), detach=1)
+
+
 FOURIER = {
     "one axis": lambda x: torch.fft.fft(x, dim=1).real,
     "all axes": lambda x: torch.fft.fft2(x, norm="ortho").imag,

@@ -216,3 +216,13 @@ class GroupsKeysFirst(_Groups):
         long = q.unflatten(1, (self.groups, -1)).flatten(2, 3)
         a = (k @ long.mT / math.sqrt(q.shape[-1])).softmax(2)
         return (v.mT @ a).mT.unflatten(2, (-1, q.shape[2])).flatten(1, 2)
+
+
+@spells("attention", GROUPED)
+class GroupsHeadByHead(_Groups):
+    def mixed(self, q, k, v):
+        times = self.heads // self.groups
+        heads = [
+            attend_plainly(q[:, h], k[:, h // times], v[:, h // times]) for h in range(self.heads)
+        ]
+        return torch.stack(heads, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -13,11 +14,17 @@ from relprop.tracer.editing import (
     arguments,
     aten,
     emit,
+    expanded,
+    is_float,
     is_live,
     joined,
     rank,
+    reshaped,
     shape_of,
+    val,
 )
+
+MOST_RUNS = 16
 
 
 def simpler_index(node: fx.Node, constants: Constants) -> fx.Node | None:
@@ -98,3 +105,33 @@ def run_of(node: fx.Node, run: tuple[fx.Node, int, int], dim: int) -> fx.Node:
     if (start, end) == (0, shape_of(x)[dim]):
         return x
     return emit(node, aten.slice.Tensor, x, dim, start, end, 1)
+
+
+def chosen_runs(node: fx.Node, constants: Constants) -> fx.Node | None:
+    """One tensor in some positions of an axis, which do not depend on any input, and another in the
+    rest → their runs, one after another."""
+    if not is_call(node, aten.where) or not all(is_float(v) for v in arguments(node)[1:]):
+        return None
+    sides, mask = arguments(node)[1:], constants.value(operand(node))
+    wrong = any(val(v).dtype != val(node).dtype or constants.number(v) is not None for v in sides)
+    if wrong or not isinstance(mask, Tensor) or not is_live(node):
+        return None
+    mask = mask.reshape([1] * (rank(node) - mask.dim()) + list(mask.shape))
+    dim = max(range(rank(node)), key=lambda d: mask.shape[d])
+    lines = mask.movedim(dim, -1).reshape(-1, mask.shape[dim])
+    runs = [(first, len(list(run))) for first, run in groupby(lines[0].tolist())]
+    if len(runs) > MOST_RUNS or lines.shape[1] == 1 or not bool((lines == lines[:1]).all()):
+        return None
+    parts, at = [], 0
+    for first, length in runs:
+        parts.append(_run_across(node, sides[not first], dim, at, at + length))
+        at += length
+    return parts[0] if len(parts) == 1 else emit(node, aten.cat.default, parts, dim)
+
+
+def _run_across(node: fx.Node, x: fx.Node, dim: int, start: int, end: int) -> fx.Node:
+    """A run of positions of what is broadcast to ``node``."""
+    x = reshaped(node, x, [1] * (rank(node) - rank(x)) + shape_of(x))
+    x = x if shape_of(x)[dim] == 1 else run_of(node, (x, start, end), dim)
+    shape = shape_of(node)
+    return expanded(node, x, [*shape[:dim], end - start, *shape[dim + 1 :]])

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import fx
 
-from relprop.operations import ELEMENTWISE, Kind, is_call, kind, operand
+from relprop.operations import ELEMENTWISE, STOPS, Kind, is_call, kind, operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     aten,
@@ -21,7 +21,7 @@ from relprop.tracer.editing import (
     shape_of,
     swap,
 )
-from relprop.tracer.passes.simplify.joins import simpler_cat, simpler_index
+from relprop.tracer.passes.simplify.joins import chosen_runs, simpler_cat, simpler_index
 from relprop.tracer.passes.simplify.layouts import put_together
 from relprop.tracer.passes.simplify.numbers import (
     as_numbers,
@@ -40,6 +40,7 @@ from relprop.tracer.passes.simplify.shapes import (
     simpler_slice,
 )
 from relprop.tracer.passes.simplify.totals import simpler_matrix, simpler_total
+from relprop.tracer.passes.simplify.windows import windows
 from relprop.tracer.passes.writes.runs import put_in_runs
 
 
@@ -62,11 +63,15 @@ def simplify(graph: fx.Graph, constants: Constants) -> None:
 def _simpler(node: fx.Node, constants: Constants) -> fx.Node | None:
     if is_call(node, aten.index) and (new := simpler_index(node, constants)) is not None:
         return new
+    if kind(node) is Kind.CHOICE and (new := chosen_runs(node, constants)) is not None:
+        return new
     if is_call(node, aten.index_put) and (new := put_in_runs(node, constants)) is not None:
         return new
     if is_call(node, aten.linear, aten.matmul):
         new = simpler_matrix(node, constants)
         return _broadcast(node) if new is None and is_call(node, aten.matmul) else new
+    if is_call(node, aten.cat) and (new := windows(node, constants)) is not None:
+        return new
     if (new := put_together(node, constants)) is not None:
         return new
     rule = RULES.get(kind(node))
@@ -75,6 +80,18 @@ def _simpler(node: fx.Node, constants: Constants) -> fx.Node | None:
     if kind(node) in ELEMENTWISE:
         return as_numbers(node, constants) or _broadcast(node) or _repeated_later(node)
     return None
+
+
+def _undetached(node: fx.Node) -> fx.Node | None:
+    """Where nothing but comparisons comes of it, no gradient would pass anyway."""
+    seen, left = {node}, [node]
+    while left:
+        users = {u for u in left.pop().users if kind(u) not in STOPS} - seen
+        if any(kind(u) not in ELEMENTWISE for u in users):
+            return None
+        seen |= users
+        left += users
+    return operand(node)
 
 
 def _broadcast(node: fx.Node) -> fx.Node | None:
@@ -135,5 +152,6 @@ RULES: dict[Kind, Callable[[fx.Node], fx.Node | None]] = {
     Kind.LARGEST: simpler_total,
     Kind.STATISTIC: simpler_total,
     Kind.SOFTMAX: unshifted_softmax,
+    Kind.DETACH: _undetached,
     Kind.FUNCTION: simpler_function,
 }

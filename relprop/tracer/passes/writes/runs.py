@@ -17,9 +17,8 @@ from relprop.tracer.editing import (
     shape_of,
     val,
 )
+from relprop.tracer.passes.simplify.joins import MOST_RUNS
 from relprop.tracer.passes.writes.places import put_slice
-
-MOST_RUNS = 16
 
 
 def _at_all(at: fx.Node, write: fx.Node, dim: int, count: int) -> fx.Node:
