@@ -85,20 +85,55 @@ def cosine(node: fx.Node) -> fx.Node | None:
 MOST_DIFFERENCES = 1 << 26
 
 
+def _spread(node: fx.Node, x: fx.Node, like: fx.Node) -> fx.Node:
+    """The variance or the deviation that a call, which may also give the mean, gives. A deviation
+    stays one: torch's has a slope of 0 where all values are equal, the root of a variance has
+    none."""
+    dims = argument(like, "dim")
+    dims = None if isinstance(dims, bool) else dims
+    correction, unbiased = argument(like, "correction"), argument(like, "unbiased")
+    if unbiased is not None:
+        correction = int(unbiased)
+    correction = 1 if correction is None else correction
+    op = aten.std.correction if is_call(like, aten.std, aten.std_mean) else aten.var.correction
+    keepdim = bool(argument(like, "keepdim"))
+    return emit(node, op, x, dims, correction=correction, keepdim=keepdim)
+
+
 def deviation(node: fx.Node) -> fx.Node | None:
-    """``std`` in its one overload. A deviation stays one: torch's has a slope of 0 where all values
-    are equal, the root of a variance has none."""
-    if node.target is aten.std.correction:
-        return None
-    dims, unbiased = argument(node, "dim"), argument(node, "unbiased")
-    return emit(
-        node,
-        aten.std.correction,
-        operand(node),
-        None if isinstance(dims, bool) else dims,
-        correction=1 if unbiased is None else int(unbiased),
-        keepdim=bool(argument(node, "keepdim")),
-    )
+    """``std`` in its one overload."""
+    return None if node.target is aten.std.correction else _spread(node, operand(node), node)
+
+
+def with_mean(node: fx.Node) -> None:
+    """``var_mean``, ``std_mean`` → one call for each that is used."""
+    x, dims = operand(node), argument(node, "dim")
+    dims = list(range(rank(x))) if dims is None or isinstance(dims, bool) else dims
+    for user in list(node.users):
+        if arguments(user)[1] == 1:
+            swap(user, emit(user, aten.mean.dim, x, dims, bool(argument(node, "keepdim"))))
+        else:
+            swap(user, _spread(user, x, node))
+
+
+def native_norm(node: fx.Node) -> None:
+    """``native_layer_norm`` and its kin, of which usually the first result alone is used."""
+    x = operand(node)
+    for user in list(node.users):
+        if arguments(user)[1] != 0:
+            continue
+        if is_call(node, aten.native_layer_norm):
+            swap(user, emit(user, aten.layer_norm.default, *arguments(node)))
+        elif is_call(node, aten.native_group_norm):
+            weight, bias, groups, eps = (
+                argument(node, n) for n in ("weight", "bias", "group", "eps")
+            )
+            swap(user, emit(user, aten.group_norm.default, x, groups, weight, bias, eps))
+        elif not argument(node, "training"):
+            names = ("weight", "bias", "running_mean", "running_var")
+            given = [argument(node, n) for n in names]
+            rest = (False, argument(node, "momentum"), argument(node, "eps"), False)
+            swap(user, emit(user, aten.batch_norm.default, x, *given, *rest))
 
 
 def sum_of_sizes(node: fx.Node) -> fx.Node | None:

@@ -20,11 +20,13 @@ from relprop.tracer.passes.spelling.arithmetic import (
     distances,
     exponential,
     largest_of_stretches,
+    native_norm,
     of_all_axes,
     of_two,
     picked_values,
     sum_of_sizes,
     sum_with_factor,
+    with_mean,
 )
 from relprop.tracer.passes.spelling.casts import (
     as_cast,
@@ -115,6 +117,11 @@ SPELLINGS: dict[Operator, Rewrite] = {
     aten.linalg_vector_norm: sum_of_sizes,
     **dict.fromkeys((aten.cdist, aten._cdist_forward, aten._euclidean_dist), distances),
     aten.std: deviation,
+    aten.var_mean: with_mean,
+    aten.std_mean: with_mean,
+    **dict.fromkeys(
+        (aten.native_layer_norm, aten.native_group_norm, aten.native_batch_norm), native_norm
+    ),
     aten.embedding: rows_of_computed,
     aten.index_add: summed_by_index,
     aten.scatter_add: summed_by_index,
