@@ -1,2 +1,1 @@
-"""Lookups and positions: rows of tables by ids, in whichever way they are fetched; tokens that a
-mask picks; positions that are put in another order."""
+"""Lookups: rows of tables by ids, in whichever way they are fetched; tokens that a mask picks."""
