@@ -31,7 +31,6 @@ from relprop.tracer.passes.lanes.groups import join_groups
 from relprop.tracer.passes.lanes.merging import merge_lanes, merge_projections
 from relprop.tracer.passes.lanes.same import join_same
 from relprop.tracer.passes.lanes.towers import part_towers
-from relprop.tracer.passes.lanes.weighted import merge_weighted
 from relprop.tracer.passes.lookups.moved_ids import look_up_as_given
 from relprop.tracer.passes.lookups.orders import sink_orders
 from relprop.tracer.passes.lookups.picks import pick_tokens
@@ -42,10 +41,7 @@ from relprop.tracer.passes.products.raising import raise_products
 from relprop.tracer.passes.products.routed import route_rows
 from relprop.tracer.passes.products.scales import scale_inputs
 from relprop.tracer.passes.products.scores import join_scores
-from relprop.tracer.passes.products.splits import (
-    cut_inputs,
-    join_split_inputs,
-)
+from relprop.tracer.passes.products.splits import join_split_inputs
 from relprop.tracer.passes.products.stored import scale_stored
 from relprop.tracer.passes.simplify.rules import simplify
 from relprop.tracer.passes.spelling.autocast import inline_regions
@@ -108,7 +104,6 @@ PASSES = (
     Pass(raise_between, "what lies between two tensors has one form before it is cut"),
     Pass(part_towers, "samples that were joined are towers of their own"),
     Pass(partial(raise_products, spreads=False), "scales stay: a norm may be around them"),
-    Pass(cut_inputs, "a shortcut among a layer's inputs is a term", "constants"),
     Pass(scale_inputs, "the scale of a norm stands where the norm is"),
     Pass(scale_operands, "vectors are scaled before they meet"),
     SIMPLIFIED,
@@ -143,7 +138,6 @@ PASSES = (
     Pass(
         merge_projections, "each head's part of the output projection is one layer's", "constants"
     ),
-    Pass(merge_weighted, "experts with their shares are one product", "constants"),
     Pass(join_groups, "each head's own result, summed, is one layer"),
     SIMPLIFIED,
     Pass(sink_orders, "merged lanes may lie in another order", "constants"),
