@@ -163,10 +163,6 @@ def capped(x):
     return 30 * torch.tanh(x / 30)
 
 
-def capped_by_a_sigmoid(x):
-    return 60 * torch.sigmoid(x / 15) - 30
-
-
 SAME = {
     "attend": [
         (rotary(some_of_the_features), rotary(half_and_minus_half)),
@@ -175,7 +171,6 @@ SAME = {
     ],
     "mix": [(dense, rows_repeated), (dense_and_shared, routed_and_shared)],
     "smear": [(shifted, added_to_the_others)],
-    "cap": [(capped, capped_by_a_sigmoid)],
 }
 PAIRS = [(part, *ways) for part, pairs in SAME.items() for ways in pairs]
 

@@ -31,6 +31,7 @@ from relprop.tracer.passes.lanes.groups import join_groups
 from relprop.tracer.passes.lanes.merging import merge_lanes, merge_projections
 from relprop.tracer.passes.lanes.same import join_same
 from relprop.tracer.passes.lanes.towers import part_towers
+from relprop.tracer.passes.lanes.weighted import merge_weighted
 from relprop.tracer.passes.lookups.moved_ids import look_up_as_given
 from relprop.tracer.passes.lookups.orders import sink_orders
 from relprop.tracer.passes.lookups.picks import pick_tokens
@@ -138,6 +139,7 @@ PASSES = (
     Pass(
         merge_projections, "each head's part of the output projection is one layer's", "constants"
     ),
+    Pass(merge_weighted, "experts with their shares are one product", "constants"),
     Pass(join_groups, "each head's own result, summed, is one layer"),
     SIMPLIFIED,
     Pass(sink_orders, "merged lanes may lie in another order", "constants"),

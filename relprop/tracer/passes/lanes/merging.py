@@ -53,7 +53,7 @@ def merge_lanes(graph: fx.Graph, constants: Constants | None = None) -> None:
 def _merged(node: fx.Node, known: Known, labels: Labels) -> fx.Node | None:
     """The lanes at a ``cat`` as one; ``known``: those that are one already."""
     parts = tuple(joined(node))
-    if len(parts) < 2 or any(not is_live(p) for p in parts) or not _should_merge(parts):
+    if len(parts) < 2 or any(not is_live(p) for p in parts) or not should_merge(parts):
         return None
     for attempt in (longer, partial(lifted, known=known)):
         mark = node.prev
@@ -64,7 +64,7 @@ def _merged(node: fx.Node, known: Known, labels: Labels) -> fx.Node | None:
     return None
 
 
-def _should_merge(parts: Lanes) -> bool:
+def should_merge(parts: Lanes) -> bool:
     """Whether the lanes do something of their own that a rule would see apart, and none of them
     reads another.
 
