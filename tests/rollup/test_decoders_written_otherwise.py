@@ -46,7 +46,7 @@ class Decoder(nn.Module):
             mix = self.ways.get("mix", dense)
             x = x + mix(y, self.router[i], self.wide[i], self.narrow[i])
         logits = self.head(F.rms_norm(x, (WIDTH,)))[:, -1]
-        return self.ways["cap"](logits) if "cap" in self.ways else logits
+        return logits
 
 
 def ahead():
@@ -154,13 +154,6 @@ def shifted(x, gate):
 
 def added_to_the_others(x, gate):
     return torch.cat([x[:, :1], x[:, 1:] + gate(x[:, 1:]) * x[:, :-1]], 1)
-
-
-# Logits that are capped.
-
-
-def capped(x):
-    return 30 * torch.tanh(x / 30)
 
 
 SAME = {
