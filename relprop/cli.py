@@ -12,13 +12,13 @@ from typing import Annotated
 import typer
 
 from relprop.commands import options
-from relprop.commands.arguments import DataArgs, ModelArgs, spelt_out
+from relprop.commands.arguments import DataArgs, ModelArgs, options_of_classes
 from relprop.commands.card import card
 from relprop.commands.check import check
 from relprop.commands.compare import compare
 from relprop.commands.compile import compile
 from relprop.commands.doctor import doctor
-from relprop.commands.ending import (
+from relprop.commands.error_output import (
     deprecations_silenced,
     one_interrupt,
     refusal,
@@ -85,7 +85,7 @@ def demo(
         echo(report)
 
 
-@spelt_out("precision", "memory", "no_checks")
+@options_of_classes("precision", "memory", "no_checks")
 def evaluate(
     model: ModelArgs,
     data: DataArgs,

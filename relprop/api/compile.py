@@ -24,7 +24,7 @@ from relprop.runner.conditions import Conditions
 from relprop.runner.question import Question, checked_keep
 from relprop.runner.run import Part
 from relprop.runner.session import chosen_inputs
-from relprop.runner.verification import read_rightly
+from relprop.runner.verification import retried_with_shared
 from relprop.tracer.binding import Inputs, bind, refuse_unlike
 from relprop.tracer.surroundings import undisturbed
 
@@ -92,15 +92,15 @@ def compile(
     def made(bound: Inputs) -> Explainer:
         with undisturbed(module), torch.no_grad():
             part = Part(bound, prepared, 0, bound.batch)
-            manual, live = make_flat(module, part, target, question, how)
+            usage, live = make_flat(module, part, target, question, how)
         by = processor or prepared.processor
         live = replace(live, given=given, processor=by)
-        explainer = Explainer(_running(live, backend), manual, live)
+        explainer = Explainer(_running(live, backend), usage, live)
         if verify:
             explainer(prepared.inputs, target)
         return explainer
 
-    return read_rightly(module, bound, made) if verify else made(bound)
+    return retried_with_shared(module, bound, made) if verify else made(bound)
 
 
 def _running(live: Live, backend: str | Callable[..., Any] | None) -> Runs:

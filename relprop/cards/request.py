@@ -43,7 +43,7 @@ from relprop.tracer.binding import bind
 from relprop.views.audit import heading
 from relprop.views.escape import visible
 from relprop.views.generations import steps_of
-from relprop.views.overlay import laid
+from relprop.views.overlay import heatmap_and_image
 
 #: How many runners-up are named, the signed method that says why not the first of them, and how
 #: many parts along a picture's side are covered one after another, at most.
@@ -178,10 +178,10 @@ class Request:
             return trials.deleted(scores, lambda gone: answers(gone.view(shape)), what, "picture")
 
         checks = self._checked(found, self._again(found), covered, why)
-        own, (drawn, under) = strongest_part(heat.numpy()), laid(found, 0, picture)
+        own, (drawn, under) = strongest_part(heat.numpy()), heatmap_and_image(found, 0, picture)
         plane = image[0] if image.dim() == 4 else image[:1]
         if under is None and tuple(plane.shape[-2:]) == stream.image:  # its own numbers
-            drawn, under = laid(found, 0, picture_bytes(plane))
+            drawn, under = heatmap_and_image(found, 0, picture_bytes(plane))
         cover: Comparison | str = "no part of it stands out"
         if isinstance(checks.deletion, str):
             cover = checks.deletion

@@ -76,7 +76,7 @@ class Answer:
     ledger: options.Ledger = None
 
 
-def spelt_out(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def options_of_classes(*without: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A command whose parameters of the classes above are spelt out: each field an option, but for
     those ``without``, which keep their defaults."""
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from relprop.commands import options
-from relprop.commands.arguments import Answer, Args, spelt_out
+from relprop.commands.arguments import Answer, Args, options_of_classes
 from relprop.commands.explain import asked, method_of
 from relprop.commands.printing import WrongUsage, command_line, echo, echo_json
 from relprop.commands.writing import write
@@ -18,7 +18,7 @@ ENDINGS = (".html", ".png")
 EXAMPLE = "relprop card cat.jpg --model timm:vit_base_patch16_224 --out cat.html"
 
 
-@spelt_out("targets", "outs", "stream", "memory", "ledger")
+@options_of_classes("targets", "outs", "stream", "memory", "ledger")
 def card(
     args: Args,
     answer: Answer,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from relprop.commands import options
-from relprop.commands.arguments import Args, spelt_out
+from relprop.commands.arguments import Args, options_of_classes
 from relprop.commands.explain import known_method
 from relprop.commands.one_input import read_inputs
 from relprop.commands.printing import echo, echo_json
@@ -27,7 +27,7 @@ MOST_PLACES = 5
 LEAST_SHARE = 1e-4  # of the relevance that started; less than this is not printed
 
 
-@spelt_out("stream", "memory", "max_length")
+@options_of_classes("stream", "memory", "max_length")
 def check(
     args: Args,
     method: options.CheckedMethod = "transformer_attribution",

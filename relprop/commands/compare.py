@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from relprop.commands import options
-from relprop.commands.arguments import Answer, Args, spelt_out
+from relprop.commands.arguments import Answer, Args, options_of_classes
 from relprop.commands.explain import asked, known_method
 from relprop.commands.printing import WrongUsage, echo, echo_json
 from relprop.commands.showing import json_of as explanation_as_json
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ENDINGS = (".png", ".html", ".json")
 
 
-@spelt_out("targets", "rules", "outs")
+@options_of_classes("targets", "rules", "outs")
 def compare(
     args: Args,
     answer: Answer,
@@ -77,11 +77,11 @@ def _draw(comparison: Comparison, subject: Subject, stream: str | None, path: Pa
     """The maps of all methods side by side, over the picture, or the model's own image where the
     picture's place is not known."""
     from relprop.api.comparison import shown
-    from relprop.views.overlay import laid
+    from relprop.views.overlay import heatmap_and_image
 
     each = list(shown(comparison, stream).values())
     maps = all(e.grid is not None and len(e.grid) == 2 for e in each)
-    kept = maps and laid(each[0], 0, None)[1] is not None
+    kept = maps and heatmap_and_image(each[0], 0, None)[1] is not None
     images = subject.own_images() if maps and not kept else None
     image = None if images is None else images[0]
     comparison.plot(image, stream=stream).savefig(path, dpi=110)

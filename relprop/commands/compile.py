@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from relprop.commands import options
-from relprop.commands.arguments import Answer, Args, spelt_out
+from relprop.commands.arguments import Answer, Args, options_of_classes
 from relprop.commands.explain import asked, method_of
 from relprop.commands.printing import WrongUsage, echo, echo_json
 from relprop.commands.writing import write
@@ -13,7 +13,7 @@ from relprop.commands.writing import write
 ENDINGS = (".safetensors", ".pt2")
 
 
-@spelt_out("targets", "methods", "outs", "stream", "memory")
+@options_of_classes("targets", "methods", "outs", "stream", "memory")
 def compile(
     args: Args,
     answer: Answer,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from relprop.commands.arguments import Answer, Args, DataArgs, spelt_out
+from relprop.commands.arguments import Answer, Args, DataArgs, options_of_classes
 from relprop.commands.one_input import read_inputs
 from relprop.commands.printing import WrongUsage, echo, echo_json
 from relprop.commands.showing import json_of, page_writer, picture_writer
@@ -32,7 +32,7 @@ ONE_INPUT = ("--text", "--text-file", "--stream", "--force", "--ledger")
 DATA_SET = ("--data-option", "--resume", "--batch-size", "--limit", "--on-error", "--no-checks")
 
 
-@spelt_out()
+@options_of_classes()
 def explain(args: Args, data: DataArgs, answer: Answer) -> None:
     """Explain pictures or texts; or, with --data, every sample of a data set, into a run folder
     (in several processes under accelerate launch -m relprop explain)."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from relprop.commands import options
-from relprop.commands.arguments import Answer, Args, spelt_out
+from relprop.commands.arguments import Answer, Args, options_of_classes
 from relprop.commands.explain import asked, method_of
 from relprop.commands.printing import WrongUsage, command_line, echo, echo_json
 from relprop.commands.writing import Writer, json_writer, write
@@ -15,7 +15,7 @@ ENDINGS = (".png", ".html", ".safetensors", ".json")
 EXAMPLE = 'relprop generate "Anna likes amber kites. Anna likes" --model demo:lookups'
 
 
-@spelt_out("targets", "ledger")
+@options_of_classes("targets", "ledger")
 def generate(
     args: Args,
     answer: Answer,

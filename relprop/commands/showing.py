@@ -54,7 +54,7 @@ def refuse_several(explanation: Explanation) -> None:
 
 def _figure(explanations: Sequence[Explanation], subject: Subject) -> Figure:
     from relprop.views.figure import scale_of, several
-    from relprop.views.overlay import full_colour, laid
+    from relprop.views.overlay import full_colour, heatmap_and_image
     from relprop.views.plot import plot_comparison, show_heatmap, show_image
     from relprop.views.shaded_text import texts
 
@@ -67,11 +67,11 @@ def _figure(explanations: Sequence[Explanation], subject: Subject) -> Figure:
     own = subject.own_images()
     rows = several(None, len(first), len(explanations) + 1, 3.2, 3.6)
     for i, (axes, name) in enumerate(zip(rows, subject.names, strict=True)):
-        under = laid(first, i, None)[1]
+        under = heatmap_and_image(first, i, None)[1]
         picture = under if under is not None or own is None else own[i]
         show_image(axes[0], picture, name if len(first) > 1 else "input")
         for panel, e in zip(axes[1:], explanations, strict=True):
-            heat = laid(e, i, None)[0]
+            heat = heatmap_and_image(e, i, None)[0]
             scale = scale_of(heat, strongest=full_colour(heat, next(iter(e.streams.values()))))
             show_heatmap(panel, heat, title(e[i], subject), picture, scale=scale)
     return rows[0][0].figure  # type: ignore[return-value]

@@ -36,7 +36,7 @@ from relprop.tracer.surroundings import plain_numbers
 
 if TYPE_CHECKING:
     from relprop.compiled.live import Live
-    from relprop.compiled.recalled import Recalled
+    from relprop.compiled.loaded import Loaded
 
 #: What runs a flat program: tensors in, tensors by name out.
 Runs = Callable[..., Mapping[str, Tensor]]
@@ -100,7 +100,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Manual:
+class ProgramUsage:
     """How a flat program is asked and read.
 
     ``contents``: the explained inputs of which it is told which tokens are content. ``layouts``:
@@ -124,16 +124,16 @@ class Explainer:
     program. ``relprop.compile`` makes one, ``relprop.load_explainer`` reads one."""
 
     # ``knows``: what inputs and outputs stand for, by the model or by what is remembered of it
-    def __init__(self, runs: Runs, manual: Manual, knows: Live | Recalled) -> None:
-        self._runs, self._manual, self._knows = runs, manual, knows
+    def __init__(self, runs: Runs, usage: ProgramUsage, knows: Live | Loaded) -> None:
+        self._runs, self._usage, self._knows = runs, usage, knows
 
     @property
     def shape(self) -> Shape:
         """What it takes: names, shapes and types of inputs."""
-        return self._manual.shape
+        return self._usage.shape
 
     def __repr__(self) -> str:
-        return f"Explainer({self._manual.made.method!r}, {self.shape})"
+        return f"Explainer({self._usage.made.method!r}, {self.shape})"
 
     def __call__(self, inputs: Any, target: Any = None, *, processor: Any = None) -> Explanation:
         """What ``relprop.explain`` gives for these inputs and this target.
@@ -149,18 +149,18 @@ class Explainer:
             InputError: for inputs of another shape, and for outputs that are NaN or ∞.
             TargetError: for what is no element of the compiled output.
         """
-        knows, manual = self._knows, self._manual
+        knows, usage = self._knows, self._usage
         with plain_numbers(), torch.no_grad():
             by = knows.processor if processor is None else processor
             prepared = knows.prepared(inputs, by)
-            bound = manual.shape.checked(bind(manual.shape.ordered(prepared.inputs)))
+            bound = usage.shape.checked(bind(usage.shape.ordered(prepared.inputs)))
             part = Part(bound, prepared, 0, bound.batch)
             described = {
                 name: described_by(knows.adapter, knows.model, part, name, layout)
-                for name, layout in manual.layouts.items()
+                for name, layout in usage.layouts.items()
             }
-            contents = [described[name]["content"] for name in manual.contents]
-            index = manual.head.indices(target, knows, bound)
+            contents = [described[name]["content"] for name in usage.contents]
+            index = usage.head.indices(target, knows, bound)
             knows.refreshed()
             outputs = self._outputs(bound, contents, index)
             found = self._explanation(target, outputs, described, prepared.processor)
@@ -189,7 +189,7 @@ class Explainer:
             raise OptionError("this explainer was loaded from a file, which can be copied")
         writable(path)
         self._knows.refreshed()
-        return save(self._manual, self._knows, path, ahead_of_time=ahead_of_time)
+        return save(self._usage, self._knows, path, ahead_of_time=ahead_of_time)
 
     def _outputs(
         self, bound: Inputs, contents: list[Tensor], index: Tensor
@@ -209,21 +209,21 @@ class Explainer:
         described: Mapping[str, Mapping[str, Any]],
         processor: object,
     ) -> Explanation:
-        knows, manual = self._knows, self._manual
+        knows, usage = self._knows, self._usage
         knows.refuse_outputs(outputs)
-        numbers = numbers_of(outputs, manual)
-        if manual.made.facts.get("relevance") == ONE_GRADIENT:
+        numbers = numbers_of(outputs, usage)
+        if usage.made.facts.get("relevance") == ONE_GRADIENT:
             _refuse_undefined(numbers)
         chosen = outputs["index"].tolist()
-        label = manual.head.labels(target, chosen)
+        label = usage.head.labels(target, chosen)
         start = Start(label, outputs["output"], (), {})
         refuse_infinite_start(start)
-        check_numbers(numbers, lambda: None, over_attention=manual.over_attention)
-        names, logits = Names(), outputs[f"model.{manual.head.name}"]
-        if manual.head.is_class_output:
+        check_numbers(numbers, lambda: None, over_attention=usage.over_attention)
+        names, logits = Names(), outputs[f"model.{usage.head.name}"]
+        if usage.head.is_class_output:
             probable = outputs.get("probabilities")
             names = named(knows.adapter, knows.model, logits, probable, label, processor)
-        return explained(numbers, described, start, names, manual.made)
+        return explained(numbers, described, start, names, usage.made)
 
 
 def _refuse_undefined(numbers: Numbers) -> None:
@@ -236,18 +236,18 @@ def _refuse_undefined(numbers: Numbers) -> None:
     raise RelpropError(fact, then=[walked, "precision='float64' if they overflow"])
 
 
-def numbers_of(outputs: Mapping[str, Tensor], manual: Manual) -> Numbers:
+def numbers_of(outputs: Mapping[str, Tensor], usage: ProgramUsage) -> Numbers:
     """What a flat program's tensors are."""
     scores, identity, inputs, layers = (
-        {n: outputs[f"{n}.{kind}"] for n in manual.layouts if f"{n}.{kind}" in outputs}
+        {n: outputs[f"{n}.{kind}"] for n in usage.layouts if f"{n}.{kind}" in outputs}
         for kind in ("scores", "identity", "input", "layers")
     )
     blocks = []
-    for i, path in enumerate(manual.blocks or ()):
+    for i, path in enumerate(usage.blocks or ()):
         attention, *rest = (outputs.get(f"blocks.{i}.{kind}") for kind in MAPS)
         assert attention is not None
         blocks.append(Block(path, attention, *rest))
     pairs = {n: (found, identity[n]) for n, found in scores.items()}
-    kept = None if manual.blocks is None else tuple(blocks)
-    ledger = None if manual.rows is None else manual.rows.ledger(outputs["ledger"])
+    kept = None if usage.blocks is None else tuple(blocks)
+    ledger = None if usage.rows is None else usage.rows.ledger(outputs["ledger"])
     return Numbers(pairs, inputs, layers, outputs.get("matrix"), kept, ledger)

@@ -20,7 +20,7 @@ from relprop.tracer.binding import Inputs
 
 if TYPE_CHECKING:
     from relprop.compiled.live import Live
-    from relprop.compiled.recalled import Recalled
+    from relprop.compiled.loaded import Loaded
 
 #: What stands in place of the last index where the model's own prediction is explained.
 PREDICTED = -1
@@ -44,7 +44,7 @@ class Head:
         """The lengths that an index has an entry for: at least one."""
         return self.size or (1,)
 
-    def indices(self, target: object, knows: Live | Recalled, inputs: Inputs) -> Tensor:
+    def indices(self, target: object, knows: Live | Loaded, inputs: Inputs) -> Tensor:
         """What ``target`` names, (batch,), or (batch, axes) of an output with several, the last
         entry ``PREDICTED`` for the model's prediction.
 
@@ -81,9 +81,7 @@ class Head:
     def _is_named(self, entry: object) -> bool:
         return (isinstance(entry, Output) and entry.name is not None) or not self.is_class_output
 
-    def _index(
-        self, entry: object, position: int | None, knows: Live | Recalled
-    ) -> tuple[int, ...]:
+    def _index(self, entry: object, position: int | None, knows: Live | Loaded) -> tuple[int, ...]:
         if callable(entry):
             raise TargetError("target is a callable", then=[ONE_ELEMENT])
         if isinstance(entry, Output):
@@ -118,7 +116,7 @@ class Head:
         )
         raise TargetError(fact, then=["a tuple with one index per axis"])
 
-    def _checked(self, index: Index, knows: Live | Recalled) -> tuple[int, ...]:
+    def _checked(self, index: Index, knows: Live | Loaded) -> tuple[int, ...]:
         if len(index) != len(self.size):
             fact = (
                 f"target {index} has {len(index)} indices, output {self.name!r} has "
@@ -135,7 +133,7 @@ class Head:
         return tuple(k % n for k, n in zip(found, self.size, strict=True))
 
 
-def _labelled(label: str, knows: Live | Recalled) -> int:
+def _labelled(label: str, knows: Live | Loaded) -> int:
     index = knows.adapter.label_index(knows.model, label)
     if index is None:
         raise TargetError(f"target {label!r} is no label of the model: give an index")

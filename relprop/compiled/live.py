@@ -22,7 +22,7 @@ from relprop.opening.opening import opened, prepared
 from relprop.runner.ask import ask
 from relprop.runner.conditions import Conditions
 from relprop.runner.needs import Needs
-from relprop.runner.opposites import sided
+from relprop.runner.opposites import contrast_kind
 from relprop.runner.run import Part, refuse_infinite_outputs
 from relprop.targets.start import Target
 from relprop.tracer.binding import Inputs
@@ -93,7 +93,7 @@ class Live:
             if isinstance(where, tuple):
                 return where
         part = Part(inputs, Prepared(None), 0, inputs.batch)
-        sided(session, part, sample, target, self.needs.question)
+        contrast_kind(session, part, sample, target, self.needs.question)
         fact = f"target {target.written()} is no one element of the compiled output"
         raise TargetError(fact, then=[ONE_ELEMENT, EXPLAIN])
 

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from relprop.compiled.batches import sizes_for
-from relprop.compiled.explainer import Manual, Shape
+from relprop.compiled.explainer import ProgramUsage, Shape
 from relprop.compiled.head import ONE_ELEMENT, Head
 from relprop.compiled.live import Live
 from relprop.compiled.native import Functions, functions_of
@@ -55,7 +55,7 @@ TRIALS = 3
 
 def make_flat(
     model: nn.Module, part: Part, target: object, question: Question, how: Conditions
-) -> tuple[Manual, Live]:
+) -> tuple[ProgramUsage, Live]:
     """The program of a ``question`` about any element of the output that ``target`` names, for
     inputs like those of ``part``: how it is asked and read, and the model it is of, which holds it.
 
@@ -78,7 +78,7 @@ def make_flat(
     recording = Recording(needs, output.node, head, part.inputs, described)
     flat = _of_any_batch(recording, session.program, model)
     over_attention = question.by.level == "attention"
-    manual = Manual(
+    usage = ProgramUsage(
         Shape.of(part.inputs),
         head,
         tuple(list(layouts)[i] for i in flat.left),
@@ -90,7 +90,7 @@ def make_flat(
     )
     tied = ties(model, flat.weights)
     made = flat.module, flat.functions, flat.weights, tied, flat.example
-    return manual, Live(needs, output.node, *made, model, how)
+    return usage, Live(needs, output.node, *made, model, how)
 
 
 @dataclass(frozen=True)

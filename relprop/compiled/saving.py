@@ -16,11 +16,11 @@ from torch._inductor.exc import InvalidCxxCompiler
 from torch.export import Dim, ExportedProgram
 
 from relprop.compiled import plain
-from relprop.compiled.explainer import Explainer, Manual, Runs, Shape, without_autograd
+from relprop.compiled.explainer import Explainer, ProgramUsage, Runs, Shape, without_autograd
 from relprop.compiled.head import Head
 from relprop.compiled.ledger_rows import LedgerRows
 from relprop.compiled.live import Live
-from relprop.compiled.recalled import Recalled, Remembered
+from relprop.compiled.loaded import Loaded, Remembered
 from relprop.errors import InputError, OptionError, first_line
 from relprop.layout import Layout
 from relprop.runner.answer import Made
@@ -28,17 +28,17 @@ from relprop.writing import written
 
 FORMAT = "relprop-explainer-1"
 #: The JSON's name in the file.
-MANUAL = "relprop.json"
+USAGE = "relprop.json"
 #: Where a file keeps a program that was compiled ahead of time.
 COMPILED = "/data/aotinductor/"
 
 
-def save(manual: Manual, live: Live, path: str | Path, *, ahead_of_time: bool) -> Path:
+def save(usage: ProgramUsage, live: Live, path: str | Path, *, ahead_of_time: bool) -> Path:
     """Write a program, how it is asked and read, and what is remembered of its model; compiled to
     machine code if it is ``ahead_of_time``."""
     processor = getattr(live.given, "tokenizer", None) or live.processor
     remembered = Remembered.of(live.adapter, live.model, processor)
-    text = json.dumps(_header(manual, remembered), default=_plain)
+    text = json.dumps(_header(usage, remembered), default=_plain)
     if Path(path).suffix.lower() == plain.ENDING:
         if ahead_of_time:
             raise OptionError("ahead_of_time=True writes machine code: save it as x.pt2")
@@ -46,7 +46,7 @@ def save(manual: Manual, live: Live, path: str | Path, *, ahead_of_time: bool) -
             plain.write(live.module, text, beside)
         return Path(path)
     batch = Dim("batch", min=1)
-    every = zip_longest(live.example, manual.shape.shared, fillvalue=False)
+    every = zip_longest(live.example, usage.shape.shared, fillvalue=False)
     shapes = tuple(None if shared else {0: batch} for _, shared in every)
     with torch.no_grad():
         program = torch.export.export(live.module, live.example, dynamic_shapes=shapes)
@@ -54,7 +54,7 @@ def save(manual: Manual, live: Live, path: str | Path, *, ahead_of_time: bool) -
         if ahead_of_time:
             _compiled(program, beside, text)
         else:
-            torch.export.save(program, beside, extra_files={MANUAL: text})
+            torch.export.save(program, beside, extra_files={USAGE: text})
     return Path(path)
 
 
@@ -64,7 +64,7 @@ def _compiled(program: ExportedProgram, path: Path, text: str) -> None:
         torch._inductor.aoti_compile_and_package(
             program,
             package_path=str(path),
-            inductor_configs={"aot_inductor.metadata": {MANUAL: text}},
+            inductor_configs={"aot_inductor.metadata": {USAGE: text}},
         )
     except InvalidCxxCompiler as error:
         fact = f"ahead_of_time=True needs a C++ compiler: {first_line(error)}"
@@ -78,12 +78,12 @@ def read(path: str | Path, processor: object = None) -> Explainer:
     try:
         runs, text = _loaded(Path(path))
         header = json.loads(text)
-        manual, remembered = _manual(header), Remembered(**_tupled(header["remembered"]))
+        usage, remembered = _usage(header), Remembered(**_tupled(header["remembered"]))
     except Exception as error:  # a damaged file is wrong in any way
         raise InputError(
             f"{str(path)!r} cannot be read as a saved explainer: {first_line(error)}"
         ) from error
-    return Explainer(runs, manual, Recalled(remembered, manual.shape.names, processor))
+    return Explainer(runs, usage, Loaded(remembered, usage.shape.names, processor))
 
 
 def _loaded(path: Path) -> tuple[Runs, str]:
@@ -99,22 +99,22 @@ def _loaded(path: Path) -> tuple[Runs, str]:
         raise InputError("it is no archive of PyTorch's") from error
     if compiled:
         package = torch._inductor.aoti_load_package(str(path))
-        return package, package.get_metadata()[MANUAL]
-    texts = {MANUAL: ""}
+        return package, package.get_metadata()[USAGE]
+    texts = {USAGE: ""}
     program = torch.export.load(path, extra_files=texts)
-    return without_autograd(program.module()), texts[MANUAL]
+    return without_autograd(program.module()), texts[USAGE]
 
 
-def _header(manual: Manual, remembered: Remembered) -> dict[str, Any]:
-    header = {name: getattr(manual, name) for name in ("contents", "over_attention", "blocks")}
+def _header(usage: ProgramUsage, remembered: Remembered) -> dict[str, Any]:
+    header = {name: getattr(usage, name) for name in ("contents", "over_attention", "blocks")}
     return {
         "format": FORMAT,
         **header,
-        "shape": asdict(manual.shape),
-        "head": asdict(manual.head),
-        "layouts": {name: asdict(at) for name, at in manual.layouts.items()},
-        "made": manual.made._asdict(),
-        "books": manual.rows and asdict(manual.rows),
+        "shape": asdict(usage.shape),
+        "head": asdict(usage.head),
+        "layouts": {name: asdict(at) for name, at in usage.layouts.items()},
+        "made": usage.made._asdict(),
+        "books": usage.rows and asdict(usage.rows),
         "remembered": asdict(remembered),
     }
 
@@ -127,13 +127,13 @@ def _plain(value: object) -> object:
     return value.tolist()
 
 
-def _manual(header: dict[str, Any]) -> Manual:
+def _usage(header: dict[str, Any]) -> ProgramUsage:
     if header.get("format") != FORMAT:
         raise InputError(f"its format is {header.get('format')!r}, not {FORMAT!r}")
     found = _tupled(header)
     books = found["books"]
     rows = LedgerRows(**{**books, "started": getattr(torch, books["started"])}) if books else None
-    return Manual(
+    return ProgramUsage(
         Shape(**found["shape"]),
         Head(**found["head"]),
         found["contents"],

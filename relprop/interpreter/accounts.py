@@ -16,7 +16,7 @@ from torch.utils._pytree import register_pytree_node
 
 from relprop.numerics import total, totals
 from relprop.plan import Step
-from relprop.rules.call import Placed, Split, Total
+from relprop.rules.call import Split, Total, ZeroPadded
 from relprop.tracer.calls import HoldsTensors
 
 Key = TypeVar("Key")
@@ -143,7 +143,7 @@ class LedgerBuilder:
             if isinstance(share, Total):
                 shares.append((i, share))
             elif share is not None:
-                shares.append((i, self._of(share.part if isinstance(share, Placed) else share)))
+                shares.append((i, self._of(share.part if isinstance(share, ZeroPadded) else share)))
         self._entries.append(_Entry(step, [*map(self._of, arrived)], shares, dict(split.lost)))
 
     def end(self, node: fx.Node, relevance: Tensor) -> None:

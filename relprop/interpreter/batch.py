@@ -17,7 +17,7 @@ from relprop.interpreter.forward import detached
 from relprop.interpreter.walk import Pending, Walk, apply, join, read_by, walk
 from relprop.operations import Value
 from relprop.plan import Plan
-from relprop.rules.call import Placed, sum_of, whole
+from relprop.rules.call import ZeroPadded, sum_of, whole
 from relprop.tracer.calls import Values, per_sample
 from relprop.tracer.editing import val
 from relprop.tracer.facts import is_batched
@@ -236,7 +236,7 @@ def shares_of(
         wide = {o: given[o].expand(shape) for o in operands}
         shares = apply(step, arrived, given | wide, None).shares
         found = [s for s, o in zip(shares, step.operands, strict=True) if o in operands]
-        parts = [whole(part) for part in found if isinstance(part, (Tensor, Placed))]
+        parts = [whole(part) for part in found if isinstance(part, (Tensor, ZeroPadded))]
         return sum(parts[1:], parts[0])
 
     known = {n: detached(v) for n, v in values.items()}

@@ -23,7 +23,7 @@ from relprop.tracer.model_comparison import difference, giving_few, largest
 from relprop.tracer.program import Program
 from relprop.tracer.readout import Head, Indices
 from relprop.tracer.recorded import frame_source
-from relprop.tracer.side_effects import taken_back
+from relprop.tracer.side_effects import side_effects_undone
 from relprop.tracer.surroundings import as_python, undisturbed
 
 
@@ -207,7 +207,13 @@ def _attached_run(
         name: t.detach().clone().requires_grad_() if name in direct else t
         for name, t in zip(inputs.names, inputs.tensors, strict=True)
     }
-    with undisturbed(model), as_python(model), taken_back(model), torch.enable_grad(), watch:
+    with (
+        undisturbed(model),
+        as_python(model),
+        side_effects_undone(model),
+        torch.enable_grad(),
+        watch,
+    ):
         tensors = (t.clone() if n in direct else t for n, t in given.items())
         args, kwargs = inputs.rebuild(tuple(tensors))
         return given, flatten_output(model(*args, **kwargs))[0]

@@ -16,7 +16,7 @@ from relprop.interpreter.accounts import Account, LedgerBuilder, added, added_ac
 from relprop.numerics import at_least_float32
 from relprop.operations import Value
 from relprop.plan import Edge, Plan, Step
-from relprop.rules.call import Call, Placed, Split, laid, whole
+from relprop.rules.call import Call, Split, ZeroPadded, as_tensors, whole
 from relprop.rules.rule import Relevance
 from relprop.tracer.calls import HoldsTensors, Values, call_node, each_tensor, together
 from relprop.tracer.editing import tensor_inputs, val
@@ -25,7 +25,7 @@ from relprop.tracer.program import describe
 #: Relevance on its way: what has arrived at each output of a node, part by part.
 Pending = dict[Edge, list[Tensor]]
 #: The same within a walk, where parts may stand for tensors of mostly zeros.
-_Waiting = dict[Edge, list[Tensor | Placed]]
+_Waiting = dict[Edge, list[Tensor | ZeroPadded]]
 
 
 @dataclass
@@ -93,7 +93,7 @@ def walk(
         if account:
             ledger.note(step, relevance, split)
         for edge, share in zip(step.edges, split.shares, strict=True):
-            if edge is not None and isinstance(share, (Tensor, Placed)):
+            if edge is not None and isinstance(share, (Tensor, ZeroPadded)):
                 waiting.setdefault(edge, []).append(share)
     done.accounts, done.ended = ledger.closed()
     pending.clear()
@@ -138,9 +138,9 @@ def _arrived(plan: Plan, node: fx.Node, values: Values, waiting: _Waiting) -> Va
     )
 
 
-def _tensors(plan: Plan, parts: list[Tensor | Placed]) -> list[Tensor]:
+def _tensors(plan: Plan, parts: list[Tensor | ZeroPadded]) -> list[Tensor]:
     """What has arrived as tensors; a rule for fan-out sees the part of each reader."""
-    return laid(parts) if plan.rules.fan_out is None else [whole(p) for p in parts]
+    return as_tensors(parts) if plan.rules.fan_out is None else [whole(p) for p in parts]
 
 
 def join(plan: Plan, node: fx.Node, values: Values, parts: list[Tensor]) -> Tensor | None:

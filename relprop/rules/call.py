@@ -53,7 +53,7 @@ class Total:
 
 
 @dataclass(frozen=True)
-class Placed:
+class ZeroPadded:
     """Stands for a share of a ``shape`` that is 0 but for ``part``, which lies from ``start`` on
     along an ``axis``, or, without that axis, at ``start``: several that lie side by side are joined
     at once."""
@@ -82,24 +82,24 @@ class Placed:
         return made
 
 
-def whole(share: Tensor | Placed) -> Tensor:
+def whole(share: Tensor | ZeroPadded) -> Tensor:
     """A share as a tensor."""
-    return share.whole() if isinstance(share, Placed) else share
+    return share.whole() if isinstance(share, ZeroPadded) else share
 
 
-def sum_of(share: Tensor | Placed | Total) -> Tensor:
+def sum_of(share: Tensor | ZeroPadded | Total) -> Tensor:
     """Σ of a share, also of one that is only its sum."""
     if isinstance(share, Total):
         return share.value
-    return total(share.part if isinstance(share, Placed) else share)
+    return total(share.part if isinstance(share, ZeroPadded) else share)
 
 
-def laid(parts: Sequence[Tensor | Placed]) -> list[Tensor]:
+def as_tensors(parts: Sequence[Tensor | ZeroPadded]) -> list[Tensor]:
     """The same parts of a sum as tensors, those joined that lie side by side along one axis."""
     found: list[Tensor] = [p for p in parts if isinstance(p, Tensor)]
-    placed: dict[tuple[int, torch.device], list[Placed]] = {}
+    placed: dict[tuple[int, torch.device], list[ZeroPadded]] = {}
     for part in parts:
-        if isinstance(part, Placed):
+        if isinstance(part, ZeroPadded):
             placed.setdefault((part.axis, part.part.device), []).append(part)
     for same in placed.values():
         same.sort(key=lambda p: p.start)
@@ -108,7 +108,7 @@ def laid(parts: Sequence[Tensor | Placed]) -> list[Tensor]:
     return found
 
 
-def _side_by_side(parts: Sequence[Placed]) -> Tensor:
+def _side_by_side(parts: Sequence[ZeroPadded]) -> Tensor:
     """The sum of parts in their order along one axis, none of which is over another."""
     axis, shape = parts[0].axis, parts[0].shape
     pieces, at = list[Tensor](), 0
@@ -141,7 +141,7 @@ class Split:
     lost, by cause ("denominators near 0"), as scalar tensors (``Deferred``: worked out only if
     there is a ledger, ``ledger=``)."""
 
-    shares: tuple[Tensor | Placed | Total | None, ...]
+    shares: tuple[Tensor | ZeroPadded | Total | None, ...]
     lost: Mapping[str, Tensor] = field(default_factory=dict)
 
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from relprop.numerics import total
-from relprop.rules.call import Call, Deferred, Placed, Split
+from relprop.rules.call import Call, Deferred, Split, ZeroPadded
 from relprop.rules.coarse import cut_of
 from relprop.rules.families import FILLED, fill
 from relprop.rules.gradient_form import own
 from relprop.rules.rule import rule
 
-Shares = tuple[Tensor | Placed | None, ...]
+Shares = tuple[Tensor | ZeroPadded | None, ...]
 aten = torch.ops.aten
 
 
@@ -42,7 +42,7 @@ def select(relevance: Tensor, call: Call) -> Shares:
     shape = call.inputs[0].shape
     axis = call.argument(1, "dim", 0) % len(shape)
     place = call.argument(2, "index") % shape[axis]
-    return _single(Placed(relevance, axis, place, shape), call)
+    return _single(ZeroPadded(relevance, axis, place, shape), call)
 
 
 @rule(family="move", reads="", gradient=own)
@@ -52,7 +52,7 @@ def slice_(relevance: Tensor, call: Call) -> Shares:
     axis = call.argument(1, "dim", 0) % len(shape)
     start, end, step = cut_of(call, shape[axis])
     if step == 1:
-        return _single(Placed(relevance, axis, start, shape), call)
+        return _single(ZeroPadded(relevance, axis, start, shape), call)
     return _single(aten.slice_backward(relevance, shape, axis, start, end, step), call)
 
 
@@ -80,6 +80,6 @@ def masked_fill(relevance: Tensor, call: Call) -> Split:
     return Split((share, None), lost)
 
 
-def _single(share: Tensor | Placed, call: Call) -> Shares:
+def _single(share: Tensor | ZeroPadded, call: Call) -> Shares:
     """One floating operand, whatever its role: a parameter's share is booked, too."""
     return (share, *(None for _ in call.operands[1:]))

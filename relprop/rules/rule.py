@@ -10,13 +10,13 @@ from torch import Tensor
 
 from relprop.errors import RuleError
 from relprop.operations import Kind
-from relprop.rules.call import Call, Placed, Split, Total
+from relprop.rules.call import Call, Split, Total, ZeroPadded
 from relprop.rules.gradient_form import Form
 from relprop.rules.sums import Add
 
 #: A tensor, or one for each floating output of an operation that has several.
 Relevance = Tensor | tuple[Tensor, ...]
-Shares = Tensor | Sequence[Tensor | Placed | Total | None] | Split
+Shares = Tensor | Sequence[Tensor | ZeroPadded | Total | None] | Split
 
 
 class RuleFunction(Protocol):
@@ -114,11 +114,11 @@ class Rule:
         """The split of ``relevance``, checked: one share per operand, each of its operand's
         shape."""
         split = self.split(relevance, call)
-        shares = tuple([s.whole() if isinstance(s, Placed) else s for s in split.shares])
+        shares = tuple([s.whole() if isinstance(s, ZeroPadded) else s for s in split.shares])
         return replace(split, shares=shares)
 
     def split(self, relevance: Relevance, call: Call) -> Split:
-        """The same, where shares that are zeros for the most part may be ``Placed``."""
+        """The same, where shares that are zeros for the most part may be ``ZeroPadded``."""
         if (rule := self.for_activations(len(call.activations))) is not self:
             return rule.split(relevance, call)
         split = self._split(self.function(relevance, call), call)
@@ -155,7 +155,7 @@ class Rule:
         """One share: nothing, a sum, or a tensor of its operand's shape."""
         if share is None or isinstance(share, Total):
             return
-        if not isinstance(share, (Tensor, Placed)):
+        if not isinstance(share, (Tensor, ZeroPadded)):
             raise RuleError(
                 f"rule {self.name!r} returned {type(share).__name__} as the share of operand "
                 f"{index} of {call.op}; a share is a tensor or None"
@@ -164,7 +164,7 @@ class Rule:
         if isinstance(x, Tensor) and share.shape != x.shape:
             raise self._misshapen(share, call, index)
 
-    def _misshapen(self, share: Tensor | Placed, call: Call, index: int) -> RuleError:
+    def _misshapen(self, share: Tensor | ZeroPadded, call: Call, index: int) -> RuleError:
         return RuleError(
             f"rule {self.name!r} returned a share of shape {list(share.shape)} for operand "
             f"{index} of {call.op}, which has shape {list(call.inputs[index].shape)}"

@@ -25,13 +25,13 @@ from relprop.progress import counting, doing
 from relprop.rules import RuleSet
 from relprop.runner.answer import answer
 from relprop.runner.comparison import Comparison
+from relprop.runner.constant_outputs import refuse_flat, refuse_unmoved
 from relprop.runner.method import without_start
 from relprop.runner.needs import Needs
 from relprop.runner.relevance import walk_ahead, walk_key
 from relprop.runner.run import Part, Run, run
 from relprop.runner.session import Nodes
 from relprop.runner.study import Gradients
-from relprop.runner.unmoved import refuse_flat, refuse_unmoved
 from relprop.targets.start import NoStart, Start
 from relprop.tracer.forms import PLAIN
 

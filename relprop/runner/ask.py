@@ -32,7 +32,7 @@ from relprop.runner.memory import fitted
 from relprop.runner.method import RECOMMENDED
 from relprop.runner.needing import needs_of
 from relprop.runner.needs import Needs, indices_of
-from relprop.runner.opposites import Kind, label_signs, sided
+from relprop.runner.opposites import Kind, contrast_kind, label_signs
 from relprop.runner.question import Question, move_processor_options
 from relprop.runner.recommended import chosen
 from relprop.runner.relevance import united
@@ -205,7 +205,9 @@ class CallInParts:
 
         for i, (session, question) in enumerate(zip(sessions, self.questions, strict=True)):
             with refusal(i, self.refused):
-                signs[i] = [sided(session, self.whole, part.first, t, question) for t in targets]
+                signs[i] = [
+                    contrast_kind(session, self.whole, part.first, t, question) for t in targets
+                ]
                 needs[i] = needed(session, question)
         needs = united(needs)
         for one in needs.values():
@@ -233,7 +235,7 @@ def ask_once(session: Session, inputs: Inputs, target: object, question: Questio
     needs = needs_of(session, question, [target])
     session.warn_once(needs.notices)
     part = Part(inputs, Prepared(None), 0, inputs.batch)
-    kind = sided(session, part, 0, target, question)
+    kind = contrast_kind(session, part, 0, target, question)
     found = answers({0: needs}, part, [target])[0][0]
     return label_signs(kind, found, target) or found
 

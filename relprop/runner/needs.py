@@ -41,12 +41,12 @@ ONE_GRADIENT = "one gradient"
 class Heads:
     """By output: ``readings``, how relevance passes where few elements are explained; ``readouts``,
     how the gradient does, and how those outputs are made of which only the places of ``indices``
-    are. ``few``: nothing is read of any output but the elements at which relevance starts."""
+    are. ``only_targets``: nothing is read of any output but the elements where relevance starts."""
 
     readings: Mapping[fx.Node, Reading] = field(default_factory=dict)
     readouts: Mapping[fx.Node, Readout] = field(default_factory=dict)
     indices: Indices = field(default_factory=dict)
-    few: bool = False
+    only_targets: bool = False
 
 
 def own_readout(output: fx.Node) -> Readout | None:
@@ -127,10 +127,10 @@ class Backward:
     @cached_property
     def read(self) -> frozenset[fx.Node]:
         """The nodes whose values relevance or the roll-up reads in passing; of a site in chunks,
-        and where ``few`` elements of an output are explained of the end of the graph, what enters
+        and with ``only_targets`` of the end of the graph, what enters
         it, and its result where relevances meet there."""
         regions: list[Attention | Reading] = [*self.in_chunks.values()]
-        regions += self.heads.readings.values() if self.heads.few else ()
+        regions += self.heads.readings.values() if self.heads.only_targets else ()
         inside = {n for region in regions for n in region.nodes}
         read = frozenset[fx.Node]() if self.rollup is None else self.rollup.keep
         if self.plan is not None:

@@ -47,7 +47,9 @@ def label_signs(kind: Kind, explanation: Explanation | None, target: object) -> 
     return replace(explanation, labels=labels)
 
 
-def sided(session: Session, whole: Part, first: int, target: object, question: Question) -> Kind:
+def contrast_kind(
+    session: Session, whole: Part, first: int, target: object, question: Question
+) -> Kind:
     """What the method makes of a target's first contrast, or of a function. Raises ``OptionError``
     where the scores of a contrast's opposite are the same.
 

@@ -229,7 +229,9 @@ def forward_pass(
     weights = fetched(session.program, session.model)  # read again where they are asked for
     keep.update(*({r.below, *r.extra} - weights.keys() for r in readouts.values()))
     ends = {*session.program.ends, *(r.below for r in readouts.values())}
-    if all(n.backward.heads.few for n in needs):  # what is left of the graph above these is freed
+    if all(
+        n.backward.heads.only_targets for n in needs
+    ):  # what is left of the graph above these is freed
         ends -= readouts.keys()
     forms = PLAIN if segmented else needs[0].backward.forms
     kept = Kept(keep, watched, ends)

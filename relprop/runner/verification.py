@@ -27,9 +27,9 @@ from relprop.interpreter.points import Excerpt, Made
 from relprop.interpreter.slopes import is_followed
 from relprop.progress import doing
 from relprop.runner import differences as says
+from relprop.runner.constant_outputs import constant_output, is_noise
 from relprop.runner.session import Session
 from relprop.runner.slopes import known_slopes, slopes_of
-from relprop.runner.unmoved import is_noise, unmoved_output
 from relprop.tracer.binding import Inputs, refuse_unlike
 from relprop.tracer.calls import Values
 from relprop.tracer.draws import numbers_of
@@ -235,7 +235,7 @@ class Verifier:
             g
             for g in found
             if not is_noise(values[ends[g.output]], ref.expected[g.output].rows)
-            or not unmoved_output(program, self.model, ref.part, ends[g.output])
+            or not constant_output(program, self.model, ref.part, ends[g.output])
         ]
         if not found:
             return "equal to the model's own output for the batch" + says.about_shared(ref.part)
@@ -372,7 +372,7 @@ def verified(
             inputs = inputs.sharing(names)
 
 
-def read_rightly(model: nn.Module, inputs: Inputs, call: Callable[[Inputs], T]) -> T:
+def retried_with_shared(model: nn.Module, inputs: Inputs, call: Callable[[Inputs], T]) -> T:
     """What ``call`` gives for the inputs; where it fails on them, with those whole that belong to
     all samples, as the model's own outputs show."""
     try:

@@ -43,7 +43,7 @@ from relprop.tracer.recorded import (
     without_leftovers,
     without_values,
 )
-from relprop.tracer.side_effects import taken_back
+from relprop.tracer.side_effects import side_effects_undone
 from relprop.tracer.surroundings import (
     as_python,
     same_chance,
@@ -52,7 +52,7 @@ from relprop.tracer.surroundings import (
     with_experts_seen,
 )
 from relprop.tracer.transforms import seen_through
-from relprop.tracer.undoing import replaced, undone
+from relprop.tracer.undoing import cleanup_steps, replaced
 
 #: What is said where values must be there for a graph to be recorded.
 ALL_LOADED = (
@@ -105,7 +105,12 @@ def capture(model: nn.Module, inputs: Inputs, refused: str = "") -> Capture:
     ``refused`` inputs like these it is not asked again. Raises ``CaptureError`` when neither front
     end can."""
     flat = Flat(model, inputs)
-    with torch.no_grad(), as_python(model), without_leftovers(), taken_back(model) as take_back:
+    with (
+        torch.no_grad(),
+        as_python(model),
+        without_leftovers(),
+        side_effects_undone(model) as take_back,
+    ):
         with same_chance(model), Draws() as draws:
             eager = run_eager(flat, inputs, model)
         outputs = flat.outputs
@@ -170,7 +175,7 @@ def _tracing(flat: Flat) -> Iterator[None]:
     included = torch._C._dispatch_tls_local_include_set()
     excluded = torch._C._dispatch_tls_local_exclude_set()
     with (
-        undone() as steps,
+        cleanup_steps() as steps,
         torch._C._ForceDispatchKeyGuard(included, excluded),
         unwarned(),
         unlogged(),
@@ -243,7 +248,7 @@ def _concrete(flat: Flat, inputs: Inputs, take_back: Callable[[], None]) -> _Rec
     mode = FakeTensorMode(allow_fallback_kernels=True, shape_env=ShapeEnv())
     before = TracingContext.try_get()
     with (
-        undone() as steps,
+        cleanup_steps() as steps,
         _tracing(flat),
         torch.random.fork_rng([]),
         Noticed(),

@@ -24,9 +24,9 @@ from relprop.tracer.program import OutputTree, Program, is_floating
 from relprop.tracer.readout import Head, Indices, sizes, taken, whole_index, within
 from relprop.tracer.run import execute
 from relprop.tracer.shadow import thread_safe
-from relprop.tracer.side_effects import taken_back
+from relprop.tracer.side_effects import side_effects_undone
 from relprop.tracer.surroundings import as_python, other_chance, undisturbed
-from relprop.tracer.undoing import undone
+from relprop.tracer.undoing import cleanup_steps
 
 #: How far a program may be from its model, of an output's largest value: by the coarsest type that
 #: either computes in (its ε at most the first number): float64, float32, float16, bfloat16.
@@ -137,7 +137,7 @@ def giving_few(model: nn.Module, heads: Sequence[Head]) -> Iterator[Callable[[],
     outputs that were made so, with what there is of them."""
     there = dict(named_modules(model))
     hooks = [_GiveFew(head) for head in heads if head.path in there]
-    with undone() as steps:
+    with cleanup_steps() as steps:
         for hook in hooks:
             steps.append(there[hook.head.path].register_forward_pre_hook(hook).remove)
         yield lambda: {hook.head.output: hook.head.index for hook in hooks if hook.gave}
@@ -149,7 +149,7 @@ def watched_run(
     """Run the model as ``model_run`` does, and show ``see`` what each of its modules returns, by
     the module's name, whenever it is called."""
     run = thread_safe(model)
-    with undone() as steps:
+    with cleanup_steps() as steps:
         for path, module in named_modules(run):
             if path and not isinstance(module, torch.jit.ScriptModule):
                 steps.append(module.register_forward_hook(_Show(path, see)).remove)
@@ -208,7 +208,7 @@ def _outputs(
         undisturbed(model),
         torch.no_grad(),
         as_python(model),
-        taken_back(model),
+        side_effects_undone(model),
         Replayed(draws) if draws else torch.no_grad(),
     ):
         return run_eager(call, inputs, model), trees[0]

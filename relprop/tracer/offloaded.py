@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from relprop.tracer.modules import modules_of, named_modules
-from relprop.tracer.undoing import replaced, undone
+from relprop.tracer.undoing import cleanup_steps, replaced
 
 #: A hook that brings a module's weights to a device, and the attribute of the module that it is.
 Hook = Any
@@ -115,7 +115,7 @@ def _replaced(model: nn.Module, by: Callable[[str, Tensor], Tensor]) -> Iterator
             made[id(held)] = nn.Parameter(own, held.requires_grad) if is_weight else own
         return made[id(held)]
 
-    with undone() as steps:
+    with cleanup_steps() as steps:
         hooks = [hook for module in modules_of(model) for hook in _offloading(module)]
         for path, module in named_modules(model) if hooks else ():
             tables: tuple[dict[str, Any], ...] = module._parameters, module._buffers

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from relprop.operations import Args, Kwargs, Value
 from relprop.tracer.facts import Place
-from relprop.tracer.undoing import replaced, undone
+from relprop.tracer.undoing import cleanup_steps, replaced
 
 #: Where PyTorch's own code is, and relprop's. A user's folder may have the name of either.
 TORCH = f"{Path(torch.__file__).parent}{os.sep}"
@@ -125,7 +125,7 @@ def of_one_thread() -> Iterator[None]:
             node.stack_trace = innermost_forward()
         return node
 
-    with undone() as steps:
+    with cleanup_steps() as steps:
         replaced(steps, Tracer, "call_module", call_module)
         replaced(steps, Tracer, "getattr", getattr_)
         replaced(steps, Tracer, "create_node", create_node)

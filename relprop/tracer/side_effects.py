@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from relprop.tracer.modules import modules_of
 from relprop.tracer.surroundings import is_evaluated
-from relprop.tracer.undoing import undone
+from relprop.tracer.undoing import cleanup_steps
 
 DEPTHS = 4, 6  # how far from a module's attributes, and from a hook
 WIDTH = 10_000  # larger containers are put back, but what is in them is not looked into
@@ -32,7 +32,7 @@ PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleTy
 
 
 @contextmanager
-def taken_back(model: nn.Module) -> Iterator[Callable[[], None]]:
+def side_effects_undone(model: nn.Module) -> Iterator[Callable[[], None]]:
     """Put back, at the end and whenever the function it gives is called, what running ``model``
     changed in Python, and the values of its buffers."""
     modules = modules_of(model)
@@ -53,7 +53,7 @@ def taken_back(model: nn.Module) -> Iterator[Callable[[], None]]:
             if module.training == is_evaluated(module):
                 module.training = not is_evaluated(module)
 
-    with undone() as steps:
+    with cleanup_steps() as steps:
         steps.append(put_back)
         yield put_back
 

@@ -22,7 +22,7 @@ from torch import nn
 from relprop.errors import RelpropError
 from relprop.tracer.modules import modules_of, safe_getattr, setting
 from relprop.tracer.offloaded import devices_of
-from relprop.tracer.undoing import Steps, undone
+from relprop.tracer.undoing import Steps, cleanup_steps
 
 #: Held while a graph is captured: tracing changes PyTorch itself, for every thread.
 TRACING = threading.RLock()
@@ -43,7 +43,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     """The model as in ``eval()``; each module's own flag is put back when the last thread that
     needs it so is done."""
     me = object()
-    with undone() as steps:
+    with cleanup_steps() as steps:
         with _counting:
             for module in modules_of(model):
                 if module.training or id(module) in _evaluated:
@@ -92,7 +92,7 @@ def unwarned(start: str = "") -> Iterator[None]:
             if entry in held:
                 held.remove(entry)
 
-    with undone() as steps:
+    with cleanup_steps() as steps:
         steps.append(show)
         filters.insert(0, entry)
         yield
@@ -111,7 +111,7 @@ def unlogged() -> Iterator[None]:
         for name, logger in list(logging.root.manager.loggerDict.items())
         if isinstance(logger, logging.Logger) and name.split(".")[0] == "torch"
     ]
-    with undone() as steps:
+    with cleanup_steps() as steps:
         for logger in loggers:
             steps.append(partial(logger.removeFilter, others))
             logger.addFilter(others)
@@ -122,7 +122,7 @@ def unlogged() -> Iterator[None]:
 def same_chance(model: nn.Module) -> Iterator[None]:
     """The random state of CPU and GPU, of numpy and Python, put back afterwards: what runs next
     starts from the same."""
-    with torch.random.fork_rng(_gpus(model)), undone() as steps:
+    with torch.random.fork_rng(_gpus(model)), cleanup_steps() as steps:
         steps.append(partial(random.setstate, random.getstate()))
         steps.append(partial(np.random.set_state, np.random.get_state()))
         yield
@@ -212,7 +212,7 @@ def as_python(model: nn.Module) -> Iterator[None]:
     products. One thread at a time: some of it is set for all of them.
     """
     fast, theirs = torch.backends.mha, _device.get()
-    with TRACING, nullcontext() if theirs is None else theirs, undone() as steps:
+    with TRACING, nullcontext() if theirs is None else theirs, cleanup_steps() as steps:
         stance = torch.compiler.set_stance("force_eager")  # sets it
         steps.append(partial(stance.__exit__, None, None, None))
         steps.append(partial(fast.set_fastpath_enabled, fast.get_fastpath_enabled()))
@@ -228,7 +228,7 @@ def with_experts_seen(model: nn.Module) -> Iterator[None]:
     """While it is captured: a model that offers several implementations of its experts uses one
     that is made of ordinary products. That copies an expert's matrix for each token, which nobody
     does where no values are."""
-    with TRACING, undone() as steps:
+    with TRACING, cleanup_steps() as steps:
         _choose(model, partial(_choose_experts, kind="batched_mm"), steps)
         yield
 

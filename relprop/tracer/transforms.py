@@ -25,14 +25,14 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.nn.attention import flex_attention as flexible
 
 from relprop.operations import Args, Kwargs, Operator, Value
-from relprop.tracer.undoing import replaced, undone
+from relprop.tracer.undoing import cleanup_steps, replaced
 
 
 @contextmanager
 def seen_through() -> Iterator[None]:
     """While this is active, a trace of operations as the user calls them records those inside a
     transform as they are after it."""
-    with undone() as steps:
+    with cleanup_steps() as steps:
         replaced(steps, ProxyTorchDispatchMode, "__torch_dispatch__", _recorded)
         if hasattr(utils, "_maybe_find_pre_dispatch_tf_mode_for_export"):
             replaced(steps, utils, "_maybe_find_pre_dispatch_tf_mode_for_export", _none)

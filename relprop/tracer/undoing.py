@@ -10,7 +10,7 @@ Steps = list[Callable[[], object]]
 
 
 @contextmanager
-def undone() -> Iterator[Steps]:
+def cleanup_steps() -> Iterator[Steps]:
     """A list for steps that are taken at the end, the last first. A step is added before the change
     that it takes back, and may be taken twice: an interrupt (Ctrl-C) between two of them is raised
     when all of them have been."""

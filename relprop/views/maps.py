@@ -20,7 +20,7 @@ from relprop.views.figure import (
     write_ticks,
     write_title,
 )
-from relprop.views.overlay import full_colour, laid
+from relprop.views.overlay import full_colour, heatmap_and_image
 from relprop.views.sequences import show_time
 from relprop.views.shown import Units, checked, named, only, pairs_of, target_of, units
 
@@ -65,7 +65,7 @@ def heatmap(
     'target 3'
     """
     sample = checked(explanation, sample)
-    heat, image = laid(explanation, sample, image)
+    heat, image = heatmap_and_image(explanation, sample, image)
     height = 3.2 * heat.shape[0] / heat.shape[1]
     axes = axes_or_new(ax, 4.0, min(max(height, 1.2), 5.0) + 0.4)
     title = f"target {target_of(explanation, sample)}" if title is None else title
@@ -152,7 +152,7 @@ def _headings(parts: list[Explanation], sample: int) -> list[str]:
 def _compare_maps(
     found: Mapping[str, Explanation], image: Any, sample: int, shared: bool, ax: Any, colorbar: bool
 ) -> list[Axes]:
-    both = [laid(e, sample, image) for e in found.values()]
+    both = [heatmap_and_image(e, sample, image) for e in found.values()]
     heats, under = [heat for heat, _ in both], [picture for _, picture in both]
     streams = [only(e, "compare()") for e in found.values()]
     full = [full_colour(heat, s) for heat, s in zip(heats, streams, strict=True)]

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 STRONGEST = 0.9  # the opacity of the strongest score over a picture; half its strength has 0.5
 
 
-def laid(explanation: Explanation, sample: int, image: Any) -> tuple[Tensor, np.ndarray | None]:
+def heatmap_and_image(
+    explanation: Explanation, sample: int, image: Any
+) -> tuple[Tensor, np.ndarray | None]:
     """One sample's map (H, W), and the picture under it, (H, W) or (H, W, channels) in [0, 1].
 
     Of a spectrogram time runs to the right and pitch upwards. ``image``: the model's own image or

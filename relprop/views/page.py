@@ -12,7 +12,7 @@ import numpy as np
 from relprop.views.audit import concerns, heading, said_instead
 from relprop.views.colours import hexadecimal, ink, shade
 from relprop.views.escape import markup
-from relprop.views.overlay import blended, full_colour, laid, turned
+from relprop.views.overlay import blended, full_colour, heatmap_and_image, turned
 from relprop.views.shown import named, only, units
 
 if TYPE_CHECKING:
@@ -91,7 +91,10 @@ def _image(explanation: Explanation, sample: int) -> str:
 
 def _heat_pixels(explanation: Explanation, sample: int) -> np.ndarray:
     """One sample's heat map, over the picture that was kept."""
-    stream, (values, picture) = only(explanation, "heatmap()"), laid(explanation, sample, None)
+    stream, (values, picture) = (
+        only(explanation, "heatmap()"),
+        heatmap_and_image(explanation, sample, None),
+    )
     if picture is None:
         scale = SIDE / max(values.shape)
         size = [max(1, round(n * scale)) for n in stream.image or ()]

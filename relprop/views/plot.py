@@ -17,7 +17,7 @@ from relprop.views.figure import figure, scale_of, show_heatmap, show_image
 from relprop.views.ledgers import ledger
 from relprop.views.maps import compare, heatmap
 from relprop.views.matrices import heads, layers, matrix
-from relprop.views.overlay import laid
+from relprop.views.overlay import heatmap_and_image
 from relprop.views.sequences import plot_sequence
 from relprop.views.shaded_text import text
 from relprop.views.shown import checked, target_of
@@ -67,7 +67,7 @@ def _plot_several(explanation: Explanation, sample: int, title: str) -> Figure:
     """A heat map for each picture, or for each time of a video, on one scale."""
     assert explanation.grid is not None
     count = explanation.grid[0]
-    found = [laid(explanation.picture(k), sample, None) for k in range(count)]
+    found = [heatmap_and_image(explanation.picture(k), sample, None) for k in range(count)]
     fig, columns = figure(count)
     scale = scale_of(*(heat for heat, _ in found))
     for i, (axes, (heat, image)) in enumerate(zip(columns, found, strict=True)):

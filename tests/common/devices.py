@@ -31,7 +31,7 @@ INDEXED = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 ONE, TWO = torch.device("lazy:0"), torch.device("lazy:1")
 
 
-class Placed(torch.Tensor):
+class ZeroPadded(torch.Tensor):
     """A tensor on one of the devices; ``inner`` has its numbers."""
 
     @staticmethod
@@ -49,7 +49,7 @@ class Placed(torch.Tensor):
         self.inner = inner
 
     def __repr__(self):
-        return f"Placed({self.inner}, {self.device})"
+        return f"ZeroPadded({self.inner}, {self.device})"
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -67,16 +67,16 @@ def _run(func, args, kwargs):
     if wanted is not None:
         kwargs = {**kwargs, "device": "cpu"}
     made = func(*_inner(args), **_inner(kwargs))
-    known = {id(t.inner): t for t in given if isinstance(t, Placed)}
+    known = {id(t.inner): t for t in given if isinstance(t, ZeroPadded)}
     if where is None or where.type != ONE.type:
         return made
     return tree_map_only(
-        torch.Tensor, lambda t: known.get(id(t)) if id(t) in known else Placed(t, where), made
+        torch.Tensor, lambda t: known.get(id(t)) if id(t) in known else ZeroPadded(t, where), made
     )
 
 
 def _inner(values):
-    return tree_map_only(Placed, lambda t: t.inner, values)
+    return tree_map_only(ZeroPadded, lambda t: t.inner, values)
 
 
 class Devices(TorchDispatchMode):
@@ -116,7 +116,7 @@ def devices():
 
 def put(tensor, device):
     """A tensor on one of the devices."""
-    return Placed(tensor.detach().clone(), device)
+    return ZeroPadded(tensor.detach().clone(), device)
 
 
 def put_module(module, device):
@@ -124,7 +124,7 @@ def put_module(module, device):
     for part in module.modules():
         for table in (part._parameters, part._buffers):
             for name, held in table.items():
-                if held is not None and not isinstance(held, Placed):
+                if held is not None and not isinstance(held, ZeroPadded):
                     placed = put(held, device)
                     own = nn.Parameter(placed, False) if isinstance(held, nn.Parameter) else placed
                     table[name] = own

@@ -15,7 +15,7 @@ from relprop.demo.review_model import review_model, review_tokenizer
 from relprop.demo.scenes import make_scenes
 from relprop.runner import session
 from relprop.tracer import bind, trace_program
-from tests.common.devices import ONE, Placed, devices, placed, put, put_module
+from tests.common.devices import ONE, ZeroPadded, devices, placed, put, put_module
 
 TEXTS = ["a wonderful film but the plot is dull", "it was bad"]
 
@@ -62,7 +62,7 @@ def test_every_view_and_file(case, method, tmp_path):
     e = relprop.explain(
         model, inputs, [0, 1], method=method, processor=processor, keep=keep, ledger=bool(keep)
     )
-    assert isinstance(e.scores, Placed) and isinstance(e.scores * e.content, Placed)
+    assert isinstance(e.scores, ZeroPadded) and isinstance(e.scores * e.content, ZeroPadded)
     for view in VIEWS:
         assert getattr(e, view)() is not None
     e.heatmap() if processor is None else e.words()

@@ -17,7 +17,7 @@ from relprop.tracer.facts import place
 from relprop.tracer.flat import Flat
 from relprop.tracer.offloaded import devices_of, in_outline
 from relprop.tracer.passes import canonicalise
-from tests.common.devices import ONE, TWO, Placed, devices, placed, put, put_module
+from tests.common.devices import ONE, TWO, ZeroPadded, devices, placed, put, put_module
 from tests.common.models import Block, Recipe, randomise
 from tests.common.rows import marked
 from tests.methods.test_chunks import in_chunks, lively_case
@@ -78,7 +78,7 @@ def test_a_model_on_two_devices_is_explained_as_on_one(name, chunks, monkeypatch
     def scores(model, inputs, method, **options):
         found = relprop.explain(model, inputs, target, method=method, **options)
         each = (found[n].scores for n in found.streams)
-        return torch.cat([(s.inner if isinstance(s, Placed) else s).flatten() for s in each])
+        return torch.cat([(s.inner if isinstance(s, ZeroPadded) else s).flatten() for s in each])
 
     whole = {method: scores(model, inputs, method) for method in METHODS}
     far = spread(model, inputs, monkeypatch)

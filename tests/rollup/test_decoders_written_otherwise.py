@@ -165,7 +165,7 @@ SAME = {
     "mix": [(dense, rows_repeated), (dense_and_shared, routed_and_shared)],
     "smear": [(shifted, added_to_the_others)],
 }
-QUICK = (forgetting_in_the_mask, rows_repeated, added_to_the_others, capped_by_a_sigmoid)
+QUICK = (forgetting_in_the_mask, rows_repeated, added_to_the_others)
 PAIRS = [(part, *ways) for part, pairs in SAME.items() for ways in pairs]
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relprop.rules import presets
-from relprop.rules.call import Placed, laid
+from relprop.rules.call import ZeroPadded, laid
 from tests.common.calls import make_call
 
 aten = torch.ops.aten
@@ -20,7 +20,7 @@ def placed(draw):
     part = torch.rand([length if i == axis else n for i, n in enumerate(SHAPE)])
     if length == 1 and draw(st.booleans()):
         part = part.squeeze(axis)
-    return Placed(part, axis, start, SHAPE)
+    return ZeroPadded(part, axis, start, SHAPE)
 
 
 def written(part):
@@ -39,7 +39,7 @@ def test_what_is_laid_side_by_side_is_the_sum(parts, whole):
 
 def test_stretches_that_fill_an_axis_are_one_tensor():
     x = torch.rand(SHAPE)
-    some = [Placed(x[:, a:b], 1, a, SHAPE) for a, b in ((3, 5), (0, 1), (1, 3))]
+    some = [ZeroPadded(x[:, a:b], 1, a, SHAPE) for a, b in ((3, 5), (0, 1), (1, 3))]
     (made,) = laid(some)
     assert torch.equal(made, x)
 
@@ -48,6 +48,6 @@ def test_those_who_call_a_rule_see_tensors():
     call = make_call(aten.select.int, torch.rand(SHAPE), -2, -1, roles="a")
     relevance = torch.rand(4, 3)
     rule = presets.PAPER.for_op(aten.select.int)
-    assert isinstance(rule.split(relevance, call).shares[0], Placed)
+    assert isinstance(rule.split(relevance, call).shares[0], ZeroPadded)
     share = rule(relevance, call).shares[0]
     assert torch.equal(share[:, -1], relevance) and not share[:, :-1].any()

@@ -8,7 +8,7 @@ from torch import nn
 
 import relprop
 from relprop.errors import TargetError
-from relprop.runner.unmoved import Moving
+from relprop.runner.constant_outputs import Moving
 from tests.common.models import randomise
 
 pytestmark = pytest.mark.filterwarnings("ignore::relprop.errors.RelpropWarning")

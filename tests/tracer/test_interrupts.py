@@ -9,7 +9,7 @@ from torch._C._functorch import get_dynamic_layer_stack_depth
 
 import relprop
 from relprop.tracer import side_effects, surroundings
-from relprop.tracer.undoing import undone
+from relprop.tracer.undoing import cleanup_steps
 from tests.common.models import sample
 from tests.common.rows import marked
 from tests.e2e.test_non_invasive import RECIPE, assert_undisturbed, lively_model, snapshot
@@ -113,7 +113,7 @@ def test_every_step_is_taken_and_then_the_interrupt_is_raised():
         if taken.count(name) <= interrupts:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), undone() as steps:
+    with pytest.raises(KeyboardInterrupt), cleanup_steps() as steps:
         steps.extend((lambda: step("first", 1), lambda: step("second", 2), lambda: step("third")))
     assert taken == ["third", "second", "second", "second", "first", "first"]
 
@@ -133,7 +133,7 @@ def test_a_list_of_the_users_is_put_back_whole_though_putting_back_is_interrupte
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(side_effects, "_restore", interrupting)
-        with pytest.raises(KeyboardInterrupt), side_effects.taken_back(model):
+        with pytest.raises(KeyboardInterrupt), side_effects.side_effects_undone(model):
             model.kept["c"] = 3
     assert model.kept is kept == {"a": 1, "b": 2} and seen
 

@@ -17,7 +17,7 @@ from PIL import Image
 import relprop
 from relprop import plot
 from relprop.errors import InputError
-from relprop.views.overlay import laid, pixels
+from relprop.views.overlay import heatmap_and_image, pixels
 from tests.common.sizes import SIZES, digits
 from tests.views.conftest import explain_texts
 
@@ -99,9 +99,9 @@ def test_of_one_size_for_both_the_given_picture_is_told_from_the_models_image():
     whole, own = e.original_heatmap(0), e.heatmap()[0]
     assert not torch.allclose(whole, own)
     for image in (square, np.array(square)):
-        assert torch.equal(laid(e, 0, image)[0], whole)
+        assert torch.equal(heatmap_and_image(e, 0, image)[0], whole)
     for image in (torch.rand(3, 32, 32), np.random.default_rng(0).random((32, 32, 3))):
-        assert torch.equal(laid(e, 0, image)[0], own)
+        assert torch.equal(heatmap_and_image(e, 0, image)[0], own)
 
 
 def test_the_given_picture_is_under_the_map_by_default(cropped):

@@ -14,7 +14,7 @@ from torch import nn
 import relprop
 from relprop import plot
 from relprop.demo.scenes import make_scenes
-from relprop.views.overlay import full_colour, laid
+from relprop.views.overlay import full_colour, heatmap_and_image
 from tests.adapters.test_sound import RATE, SMALL, WAVE, sound
 from tests.common.sizes import digits
 
@@ -40,7 +40,7 @@ def spiked():
 
 
 def test_one_pixel_does_not_take_the_colour_from_all_others(spiked):
-    heat = laid(spiked, 0, False)[0]
+    heat = heatmap_and_image(spiked, 0, False)[0]
     others = heat.flatten().sort().values[:-1]
     for axes in (plot.heatmap(spiked), *plot.compare({"a": spiked, "b": spiked}, scale="own")):
         (drawn,) = axes.images

@@ -180,7 +180,7 @@ def is_noise(mine: Value, theirs: Tensor | None) -> bool:
     return bool(_is_noise(mine.detach(), theirs).all())
 
 
-def unmoved_output(program: Program, model: nn.Module, inputs: Inputs, output: fx.Node) -> bool:
+def constant_output(program: Program, model: nn.Module, inputs: Inputs, output: fx.Node) -> bool:
     """Whether no element of an output of the first sample depends on the input."""
 
     def made() -> bool:

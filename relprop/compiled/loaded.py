@@ -57,7 +57,7 @@ class Remembered:
         )
 
 
-class _Recalled(Adapter):
+class _LoadedAdapter(Adapter):
     """An adapter whose model is not there."""
 
     def __init__(self, remembered: Remembered) -> None:
@@ -80,7 +80,7 @@ class _Recalled(Adapter):
         return self.remembered.special
 
 
-class _RecalledHuggingFace(_Recalled, HuggingFace):
+class _LoadedHuggingFace(_LoadedAdapter, HuggingFace):
     """The same of a Hugging Face model."""
 
 
@@ -99,7 +99,7 @@ class _Absent(nn.Module):
 
 
 @dataclass(frozen=True)
-class Recalled:
+class Loaded:
     """What a loaded explainer knows. ``names``: the inputs it takes."""
 
     remembered: Remembered
@@ -114,7 +114,7 @@ class Recalled:
     @property
     def adapter(self) -> Adapter:
         """Who knows what tokens are."""
-        found = _RecalledHuggingFace if self.remembered.hugging_face else _Recalled
+        found = _LoadedHuggingFace if self.remembered.hugging_face else _LoadedAdapter
         return found(self.remembered)
 
     def prepared(self, inputs: object, processor: object) -> Prepared:
