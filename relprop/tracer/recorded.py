@@ -46,11 +46,6 @@ def without_values(value: object, device: str = "meta") -> object:
     return torch.empty_strided(sizes, steps, dtype=value.dtype, device=device)
 
 
-def record_value(node: fx.Node, value: Tensor) -> None:
-    """A node gave a tensor like this one."""
-    node.meta["val"] = without_values(value)
-
-
 def record_alike(node: fx.Node, other: fx.Node) -> None:
     """A node stands for another: what PyTorch recorded of that is recorded of it."""
     node.meta = other.meta
