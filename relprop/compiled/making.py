@@ -6,13 +6,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from relprop.compiled.batches import sizes_for
+from relprop.compiled.batches import prime_beside, sizes_of
 from relprop.compiled.explainer import ProgramUsage, Shape
 from relprop.compiled.head import ONE_ELEMENT, Head
 from relprop.compiled.live import Live
@@ -108,19 +107,21 @@ class _Flat:
 
 
 def _of_any_batch(recording: Recording, program: Program, model: nn.Module) -> _Flat:
-    """The program for any number of samples. It is tried for other ones than it was recorded for:
-    a number that these divide by chance, that of a ledger's rows, is no multiple of them then."""
-    for size in islice(sizes_for(program), TRIALS):
-        recorded = recording.at(size)
+    """The program for any number of samples. It is tried for others than it was recorded for: what
+    is as large by chance, as the rows of a ledger may be, is known to the next recording."""
+    sizes = sizes_of(program)
+    for _ in range(TRIALS):
+        recorded = recording.at(size := prime_beside(sizes))
         count = len(recording.inputs.tensors)
         left = _without_unread(recorded.graph, count, count + len(recording.described))
         module, weights = with_names(recorded.graph, recorded.held, model)
         given = recording.given(EXAMPLE)
         example = (*given[:count], *(given[count + i] for i in left), given[-1])
         try:
-            functions = _tried(module, example, recorded.gave)
+            functions = _tried(module, example, recorded.gave, size)
         except CaptureError as error:
             refused = error
+            sizes |= {size} | {n // size if n % size == 0 else n for n in recorded.sizes}
         else:
             return _Flat(recorded, left, module, weights, example, functions)
     raise refused
@@ -141,17 +142,18 @@ def _without_unread(graph: fx.Graph, first: int, last: int) -> tuple[int, ...]:
 
 
 def _tried(
-    module: fx.GraphModule, example: tuple[Tensor, ...], gave: Mapping[str, Tensor]
+    module: fx.GraphModule, example: tuple[Tensor, ...], gave: Mapping[str, Tensor], size: int
 ) -> Functions:
     """The functions for the operators of a program. Raises ``CaptureError`` where it does not give
-    for the few samples of an ``example`` what it ``gave`` for these among others."""
+    for the few samples of an ``example`` what it ``gave`` for these among ``size``."""
     try:
         outputs, functions = functions_of(module, example)
     except Exception as error:  # any operator may refuse sizes, each by an error of its own
         raise _one_size(first_line(error)) from error
     for name, more in gave.items():
         found = outputs[name]
-        wanted = more[tuple(map(slice, found.shape[: more.dim()]))]
+        shape = [n if n % size else n // size * EXAMPLE for n in more.shape]
+        wanted = more[tuple(map(slice, shape))]
         if wanted.shape != found.shape or not _is_alike(found, wanted):
             raise _one_size(f"it gives another {name!r} of {tuple(found.shape)}")
     return functions

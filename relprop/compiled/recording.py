@@ -38,12 +38,13 @@ Outputs = dict[str, Tensor]
 @dataclass(frozen=True)
 class Recorded:
     """A recorded ``graph``, the tensors that it holds, and what it ``gave`` when it was recorded;
-    how the ledger in that is to be read."""
+    how the ledger in that is to be read; the ``sizes`` of all tensors in it."""
 
     graph: fx.Graph
     held: dict[str, Tensor]
     rows: LedgerRows | None
     gave: Outputs
+    sizes: set[int]
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Recording:
         except NotFlat as error:
             raise not_flat(self.needs.question.method, str(error)) from error
         tape.finish(outputs)
-        return Recorded(tape.graph, tape.held, rows, outputs)
+        return Recorded(tape.graph, tape.held, rows, outputs, tape.sizes)
 
     def given(self, batch: int) -> list[Tensor]:
         """Inputs of ``batch`` samples, repeated from those that there are."""
@@ -86,7 +87,7 @@ class Recording:
         size = (batch,) if axes == 1 else (batch, axes)
         index = torch.zeros(size, dtype=torch.long, device=where)
         repeated = [
-            self._repeated(t, batch) if b else t
+            self._repeated(t, batch) if b else t.clone()
             for t, b in zip(self.inputs.tensors, self.inputs.batched, strict=True)
         ]
         return [*repeated, *(self._repeated(c, batch) for c in content), index]

@@ -4,7 +4,8 @@ without those that hand on their tensor as it is."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 from weakref import ref
@@ -30,6 +31,10 @@ REFUSED = {
     torch.Tag.nondeterministic_seeded: "draws random numbers",
     torch.Tag.dynamic_output_shape: "makes tensors whose shapes depend on values",
 }
+#: What makes as many numbers as it is told.
+MADE = frozenset({aten.arange.default, aten.arange.start, aten.arange.start_step})
+#: How arguments are called that are axes and positions.
+PLACES = re.compile(r"dim|index|step")
 PRODUCTS = frozenset({aten.mul.Scalar, aten.mul.Tensor})
 
 
@@ -55,8 +60,8 @@ class Tape(TorchDispatchMode):
         super().__init__()
         self.graph, self.held, self.shorter = fx.Graph(), dict[str, Tensor](), shorter
         self._made: dict[int, tuple[ref[Tensor], fx.Node]] = {}
-        self._called: dict[Hashable, fx.Node] = {}
-        self._layouts: dict[fx.Node, object] = {}
+        self._called: dict[tuple[Operator, str], fx.Node] = {}
+        self._layouts: dict[fx.Node, tuple[Any, ...]] = {}
         for i, tensor in enumerate(given):
             self._note(tensor, self.graph.placeholder(f"given_{i}"))
         size = self.graph.call_function(aten.sym_size.int, (self._node(given[batched]), 0))
@@ -72,8 +77,9 @@ class Tape(TorchDispatchMode):
             raise NotFlat("it looks at values on its way")
         if self.shorter and is_mutable(func):
             raise Writes
-        read: Any = map_aggregate(args, self._argument)  # type: ignore[arg-type]
-        named: Any = map_aggregate(kwargs, self._argument)  # type: ignore[arg-type]
+        positions = enumerate(args)
+        read: Any = tuple(self._read(a, i in growing(func)) for i, a in positions)
+        named = {name: self._read(a, name in growing(func)) for name, a in kwargs.items()}
         made = func(*args, **kwargs)
         if self.shorter and func in VIEWS:
             func, source = aten.view.default, read[0]
@@ -88,29 +94,38 @@ class Tape(TorchDispatchMode):
         """The graph gives these tensors by name."""
         self.graph.output({name: self._node(t) for name, t in outputs.items()})
 
+    @property
+    def sizes(self) -> set[int]:
+        """The sizes of all tensors that were made, but 0."""
+        return {n for shape, *_ in self._layouts.values() for n in shape if n}
+
     def _call(self, func: Any, args: Args, kwargs: Kwargs) -> fx.Node:
         """The node of a call; of a second one like it, that of the first."""
         if not self.shorter:
             return self.graph.call_function(func, args, kwargs)
-        types = (*map(type, args), *map(type, kwargs.values()))  # 1 is no 1.0
-        key = func, args, tuple(kwargs.items()), types
+        key = func, repr((args, kwargs))  # 1 is no 1.0
         if key not in self._called:
             self._called[key] = self.graph.call_function(func, args, kwargs)
         return self._called[key]
 
     def _is_idle(self, func: Operator, read: Args, made: object) -> bool:
         """Whether a call gives the numbers that it is given, in the same shape and layout."""
-        if func is aten.clone.default:
+        idle = func in SHAPED
+        if func is aten.clone.default or (func in PRODUCTS and read[1] == 1):
             idle = not _is_given(read[0])
-        elif func in PRODUCTS:
-            idle = read[1] == 1
-        else:
-            idle = func in SHAPED
         return self.shorter and idle and _layout(made) == self._layouts[read[0]]
 
-    def _argument(self, value: object) -> object:
-        if isinstance(value, Tensor):
-            return self._node(value)
+    def _read(self, argument: Any, grows: bool) -> Any:
+        """An argument with nodes in place of tensors, and, if it ``grows`` with the number of
+        samples, of multiples of that."""
+        number = self._number if grows else lambda value: value
+
+        def read(value: Any) -> Any:
+            return self._node(value) if isinstance(value, Tensor) else number(value)
+
+        return map_aggregate(argument, read)
+
+    def _number(self, value: Any) -> Any:
         if type(value) is not int or not value or value % self._batch:
             return value
         times, one = value // self._batch, self._multiples[1]
@@ -140,6 +155,18 @@ class Tape(TorchDispatchMode):
                     self._note(part, self._call(operator.getitem, (node, i), {}))
 
 
+@cache
+def growing(func: Operator) -> frozenset[int | str]:
+    """The arguments of an operator, by position and name, that may grow with the number of samples:
+    sizes, where slices end, how many numbers are made; no axes, nor which one is picked."""
+    found = set[int | str]()
+    for i, a in enumerate(func._schema.arguments):
+        kind = str(a.real_type)
+        if (func in MADE and kind == "number") or ("int" in kind and not PLACES.match(a.name)):
+            found |= {i, a.name}
+    return frozenset(found)
+
+
 def is_mutable(function: object) -> bool:
     """Whether a call changes a tensor that it is given."""
     return bool(getattr(getattr(function, "_schema", None), "is_mutable", False))
@@ -156,12 +183,12 @@ def _is_steady(node: fx.Node, args: Args) -> bool:
     as many (by truths it may pick any number), or what may drop some of its values is told to drop
     none."""
     if node.target is aten.index.Tensor:
-        return all(i is None or i.dtype != torch.bool for i in args[1])
+        return all(i is None or i.dtype not in (torch.bool, torch.uint8) for i in args[1])
     return argument(node, "dropout_p") == 0
 
 
-def _layout(tensor: Any) -> object:
-    return tensor.shape, tensor.stride(), tensor.dtype
+def _layout(tensor: Any) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
 def _is_given(node: fx.Node) -> bool:

@@ -33,9 +33,10 @@ class Inputs:
     moved: Mapping[fx.Node, Tensor] = field(default_factory=dict)
 
     def samples(self, start: int, stop: int) -> tuple[Tensor, ...]:
-        """The tensors of samples ``start:stop``; what is shared by all samples stays whole."""
+        """The tensors of samples ``start:stop``; what is shared by all samples stays whole. No two
+        are one object: ``torch.export`` takes such inputs for one."""
         return tuple(
-            t[start:stop] if b else t for t, b in zip(self.tensors, self.batched, strict=True)
+            t[start:stop] if b else t[...] for t, b in zip(self.tensors, self.batched, strict=True)
         )
 
     def select(self, start: int, stop: int) -> Inputs:

@@ -379,6 +379,45 @@ def test_an_input_of_all_samples():
 # -- what is refused
 
 
+def test_one_tensor_that_is_given_twice_is_two_inputs():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = build()
+
+        def forward(self, x, scale, shift):
+            return self.inner(x * scale + shift)
+
+    model, x = Scaled().double().eval(), sample(batch=2)
+    one, other = (torch.rand(x.shape[1:]).to(x.dtype) for _ in range(2))
+    how = {"method": "gradient_x_input", "explain_inputs": [0]}
+    explainer = relprop.compile(model.to(x.dtype), (x, one, one), 1, **how)
+    close(explainer((x, one, other), 1), relprop.explain(model, (x, one, other), 1, **how))
+
+
+@pytest.mark.parametrize("layers", [12, 14])
+def test_as_many_rows_of_a_ledger_as_samples_are_recorded(layers):
+    """The number of terms is a multiple of 5, by which nothing of the model can be divided."""
+
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(layers))
+            self.head = nn.Linear(4, 6)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = x + layer(x).tanh()
+            return self.head(x.mean(1))
+
+    model, how = Deep().double().eval(), {"method": "attnlrp", "ledger": True}
+    explainer = relprop.compile(model, torch.rand(1, 4, 4).double(), 0, **how)
+    x = torch.rand(7, 4, 4).double()
+    flat, own = explainer(x, 0), relprop.explain(model, x, 0, **how)
+    close(flat, own)
+    assert flat.ledger.balanced()
+
+
 def test_another_shape_says_the_captured_one(explainer):
     for inputs in (torch.rand(2, 7, 6).double(), torch.rand(2, 5, 6)):
         with pytest.raises(relprop.errors.InputError, match=r"input_0 float64 \(batch, 5, 6\)"):
