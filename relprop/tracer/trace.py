@@ -34,13 +34,13 @@ from relprop.tracer.lengths import (
     ways,
 )
 from relprop.tracer.model_comparison import Run, model_run
-from relprop.tracer.offloaded import runs_on
+from relprop.tracer.offloaded import runs_on, tensor_of
 from relprop.tracer.passes import canonicalise
 from relprop.tracer.passes.spelling.autocast import inline_regions
 from relprop.tracer.program import Program
 from relprop.tracer.shadow import shadow_of
 from relprop.tracer.stored import Stored
-from relprop.tracer.structure import structure
+from relprop.tracer.structure import is_places, structure
 from relprop.tracer.surroundings import SHADOWED, TRACING, undisturbed
 from relprop.tracer.verify import COMPARED, agrees, verify
 
@@ -261,11 +261,14 @@ class _Tracing:
         """The program of what was captured, of this sample or of one like it."""
         model, names = self.model, self.sample.names
         device = runs_on(model, self.sample.tensors[0])
-        canonicalise(raw.graph, device, raw.constants)
+        places = {
+            f"model.{k}": tensor_of(model, k) for k, t in model.named_buffers() if is_places(t)
+        }
+        canonicalise(raw.graph, device, raw.constants, places)
         program = assemble(raw, names, self.token_inputs, model)
         if still := without_tokens(program, raw.constants):
             hold_still(raw.graph, still)
-            canonicalise(raw.graph, device, raw.constants)
+            canonicalise(raw.graph, device, raw.constants, places)
             settled = assemble(raw, names, tuple(program.leaves), model)
             program = replace(settled, constant_inputs=program.constant_inputs)
         return program

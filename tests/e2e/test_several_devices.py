@@ -40,7 +40,7 @@ def test_a_call_is_placed_where_its_module_runs():
     inputs = bind(torch.randn(1, 5, 8))
     with torch.no_grad(), in_outline(model):
         found = _export(Flat(model, inputs), inputs)
-    canonicalise(found.graph, first, found.constants)
+    canonicalise(found.graph, first, found.constants, {})
     calls = [n for n in found.graph.nodes if n.op == "call_function" and place(n).path]
     assert {place(n).device for n in calls if place(n).path.startswith("0")} == {first}
     assert {place(n).device for n in calls if place(n).path.startswith("1")} == {second}

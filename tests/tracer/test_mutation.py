@@ -63,9 +63,10 @@ def read_before_and_after(x):
     return y.sum() + before.sum() + v
 
 
-def slices(x):
+def slices_and_diagonals(x):
     y = x.new_zeros(3, 4)
     y[:, 1:3] = x[:, :2]
+    y.diagonal().fill_(2.0)
     return y @ x.t()
 
 
@@ -91,7 +92,7 @@ WRITES = [
     transposed_and_copied,
     unbound,
     read_before_and_after,
-    slices,
+    slices_and_diagonals,
     a_copy_is_no_view,
     by_index,
 ]

@@ -1,5 +1,5 @@
-"""Ids in another order, and windows cut one by one: the scores are those of the positions as they
-are given, whatever order the model sees them in."""
+"""Ids, tokens and windows in another order, or cut one by one: the scores are those of the
+positions as they are given, whatever order the model sees them in."""
 
 from functools import cache, partial
 

@@ -32,10 +32,10 @@ from relprop.tracer.passes.lanes.merging import merge_lanes, merge_projections
 from relprop.tracer.passes.lanes.same import join_same
 from relprop.tracer.passes.lanes.towers import part_towers
 from relprop.tracer.passes.lanes.weighted import merge_weighted
+from relprop.tracer.passes.lookups.moved_ids import look_up_as_given
 from relprop.tracer.passes.lookups.orders import sink_orders
 from relprop.tracer.passes.lookups.picks import pick_tokens
 from relprop.tracer.passes.lookups.rows import raise_lookups
-from relprop.tracer.passes.lookups.shifted_ids import look_up_as_given
 from relprop.tracer.passes.products.cosines import scale_operands
 from relprop.tracer.passes.products.factors import join_factors
 from relprop.tracer.passes.products.raising import raise_products
@@ -48,19 +48,20 @@ from relprop.tracer.passes.simplify.rules import simplify
 from relprop.tracer.passes.spelling.autocast import inline_regions
 from relprop.tracer.passes.spelling.complex import make_real
 from relprop.tracer.passes.spelling.respell import respell
+from relprop.tracer.passes.sums.between import raise_between
 from relprop.tracer.passes.sums.biases import join_biases
 from relprop.tracer.passes.sums.by_probing import raise_sums_by_probing
 from relprop.tracer.passes.sums.chosen import raise_choices
-from relprop.tracer.passes.sums.multiples import join_multiples, raise_between
+from relprop.tracer.passes.sums.multiples import join_multiples
 from relprop.tracer.passes.sums.padded import add_to_all
 from relprop.tracer.passes.sums.runs import join_sums
 from relprop.tracer.passes.sums.weighed import part_layers
-from relprop.tracer.passes.writes.added import write_sums
+from relprop.tracer.passes.writes.distinct import write_distinct
 from relprop.tracer.passes.writes.inplace import functionalise
 from relprop.tracer.passes.writes.nothing import drop_nothing
 from relprop.tracer.passes.writes.weighed import weigh_rows
 
-Needs = Literal["nothing", "constants"]
+Needs = Literal["nothing", "constants", "places"]
 _Written = list[tuple[fx.Node, object, Args, Mapping[str, object]]]
 
 
@@ -68,8 +69,8 @@ _Written = list[tuple[fx.Node, object, Args, Mapping[str, object]]]
 class Pass:
     """One line of the table: what runs on the graph, and why it stands there.
 
-    ``needs``: what it is given with the graph. ``after``: it runs only where that pass, above it,
-    has found something.
+    ``needs``: what it is given beside the graph; ``places`` are constants that hold the buffers of
+    whole numbers, too. ``after``: it runs only where that pass, above it, has found something.
     """
 
     run: Callable[..., object]
@@ -93,7 +94,7 @@ PASSES = (
     Pass(drop_checks, "they carry no values"),
     Pass(functionalise, "from here on every value has one node", "constants"),
     Pass(drop_nothing, "a tensor without elements is nobody's operand", "constants"),
-    Pass(write_sums, "what is brought to places of its own is written there"),
+    Pass(write_distinct, "what is brought to places of its own is written there", "constants"),
     Pass(respell, "one operator for each operation", "constants"),
     Pass(make_real, "relevance travels along real numbers", "constants"),
     Pass(respell, "their real parts have operators of their own", "constants", make_real),
@@ -119,7 +120,7 @@ PASSES = (
     Pass(raise_functions, "activations that are written out"),
     Pass(raise_rows, "its exponential was written out", "constants", raise_functions),
     Pass(raise_lookups, "what ids pick is a row of one table", "constants"),
-    Pass(pick_tokens, "a mask that is true once picks a token", "constants"),
+    Pass(pick_tokens, "a mask that is true once picks a token", "places"),
     Pass(look_up_as_given, "scores are those of the ids' own positions", "constants"),
     Pass(sink_orders, "positions stand in the order they are given in", "constants"),
     SIMPLIFIED,
@@ -161,10 +162,16 @@ def canonicalise(
     graph: fx.Graph,
     device: torch.device,
     given: Mapping[str, Tensor] | None = None,
+    places: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Run every pass on ``graph``, in place; what the passes create lives on ``device``.
-    ``given``: the constants that the graph holds by name. What nobody reads after a pass is erased;
-    a pass that has left this very graph as it was does so again, and is left out."""
+    ``given``: the constants that the graph holds by name; ``places``: buffers of whole numbers.
+    What nobody reads after a pass is erased; a pass that has left this very graph as it was does so
+    again, and is left out."""
+    held: dict[Needs, Mapping[str, Tensor] | None] = {
+        "constants": given,
+        "places": {**(given or {}), **(places or {})},
+    }
     found: dict[Callable[..., object], object] = {}
     left: dict[Callable[..., object], _Written] = {}
     for step in PASSES:
@@ -174,7 +181,7 @@ def canonicalise(
         if before is not None and left.get(step.run) == before:
             continue
         alone = step.needs == "nothing"
-        more = () if alone else (Constants(given, device),)
+        more = () if alone else (Constants(held[step.needs], device),)
         found[step.run] = step.run(graph, *more)
         drop_unused(graph)
         if before is not None and _written(graph) == before:

@@ -175,6 +175,7 @@ spell(
     mask=lambda x: x * (x > 0),
     float_mask=lambda x: x * (x > 0).to(x.dtype),
     mask_by_sign=lambda x: x * (x.sign() + 1) / 2,
+    heaviside=lambda x: x * torch.heaviside(x.detach(), x.new_zeros(())),
     half_of_itself_and_its_size=lambda x: (x + x.abs()) / 2,
     size_by_sqrt=lambda x: 0.5 * (x + x.square().sqrt()),
     less_its_negative_part=lambda x: x - x.clamp(max=0),

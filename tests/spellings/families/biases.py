@@ -38,6 +38,7 @@ spell(
         torch.diag_embed(t[:, i + n - 1, None].expand(-1, n - abs(i)), offset=-i)
         for i in range(1 - n, n)
     ),
+    diagonals_written=lambda n, t: _diagonals(n, t),
     rows_written=lambda n, t: _rows(n, t),
     numbers_one_by_one=lambda n, t: torch.stack(
         [torch.stack([t[:, q - k + n - 1] for k in range(n)], -1) for q in range(n)], 1
@@ -58,6 +59,13 @@ def _shifted(n, t):
     rows = t.flip(1)[:, None].expand(-1, n, -1)
     padded = F.pad(rows, (1, 0)).reshape(len(t), DISTANCES + 1, n)
     return padded[:, 1:].reshape(len(t), n, DISTANCES)[:, :, :n]
+
+
+def _diagonals(n, t):
+    out = t.new_zeros(len(t), n, n)
+    for i in range(1 - n, n):
+        out.diagonal(-i, 1, 2).copy_(t[:, i + n - 1, None])
+    return out
 
 
 def _rows(n, t):

@@ -1,4 +1,4 @@
-"""Ids to vectors: looked up, or picked."""
+"""Ids to vectors: looked up, picked, or multiplied with a row that is one at the id."""
 
 import torch
 from torch import nn
@@ -8,12 +8,18 @@ from tests.spellings.bases import CAUSAL, IDS, PADDED, SCALED
 from tests.spellings.model import VOCABULARY, WIDTH
 from tests.spellings.spelling import spell, spells
 
+
+def _hot(ids, table):
+    return F.one_hot(ids, len(table)).to(table.dtype)
+
+
 spell(
     "embed",
     IDS,
     CAUSAL,
     index=lambda ids, w: w[ids],
     index_select=lambda ids, w: w.index_select(0, ids.flatten()).view(*ids.shape, -1),
+    one_hot_matmul=lambda ids, w: _hot(ids, w) @ w,
 )
 
 spell(
@@ -34,7 +40,38 @@ spell(
     ),
     embedding_sample_by_sample=lambda ids, w: torch.stack([F.embedding(i, w) for i in ids]),
     index_select_by_sample=lambda ids, w: torch.stack([w.index_select(0, i) for i in ids]),
+    gather_of_the_table=lambda ids, w: w.gather(0, ids.reshape(-1, 1).expand(-1, WIDTH)).unflatten(
+        0, ids.shape
+    ),
+    one_hot_linear=lambda ids, w: F.linear(_hot(ids, w), w.T),
+    one_hot_einsum=lambda ids, w: torch.einsum("bnv,vd->bnd", _hot(ids, w), w),
+    one_hot_tensordot=lambda ids, w: torch.tensordot(_hot(ids, w), w, 1),
+    one_hot_sum=lambda ids, w: (_hot(ids, w)[..., None] * w).sum(2),
+    one_hot_by_comparison=lambda ids, w: (ids[..., None] == torch.arange(len(w))).to(w.dtype) @ w,
+    one_hot_by_eye=lambda ids, w: torch.eye(len(w), dtype=w.dtype)[ids] @ w,
+    one_hot_einsum_with_the_table_first=lambda ids, w: torch.einsum("vd,bnv->bnd", w, _hot(ids, w)),
+    one_hot_by_scatter_einsum=lambda ids, w: torch.einsum(
+        "vd,bnv->dbn", w, torch.zeros(*ids.shape, len(w)).to(w).scatter(-1, ids[..., None], 1)
+    ).permute(1, 2, 0),
+    one_hot_by_scatter=lambda ids, w: (
+        torch.zeros(*ids.shape, len(w), dtype=w.dtype).scatter(-1, ids[..., None], 1.0) @ w
+    ),
+    one_hot_by_scatter_in_place=lambda ids, w: (
+        torch.zeros(*ids.shape, len(w), dtype=w.dtype).scatter_(2, ids.unsqueeze(-1), 1) @ w
+    ),
+    one_hot_without_class_count=lambda ids, w: (
+        F.one_hot(torch.cat([ids, torch.full_like(ids[:1], len(w) - 1)])).to(w.dtype)[:-1] @ w
+    ),
     select_of_the_transposed=lambda ids, w: w.T.index_select(1, ids.flatten()).T.reshape(
+        *ids.shape, -1
+    ),
+    bag_with_weights=lambda ids, w: F.embedding_bag(
+        ids.view(-1, 1),
+        w,
+        mode="sum",
+        per_sample_weights=torch.ones(ids.numel(), 1).to(w),
+    ).view(*ids.shape, -1),
+    bag_of_one=lambda ids, w: F.embedding_bag(ids.flatten()[:, None], w, mode="sum").view(
         *ids.shape, -1
     ),
     vmap=lambda ids, w: torch.vmap(lambda i: F.embedding(i, w))(ids),
@@ -95,6 +132,7 @@ spell(
     reversed_twice=lambda ids, w: w[ids.flip(1)].flip(1),
     index=lambda ids, w: w[ids],
     with_padding=lambda ids, w: F.embedding(ids, w, padding_idx=0),
+    one_hot_matmul=lambda ids, w: _hot(ids, w) @ w,
 )
 
 
@@ -117,6 +155,17 @@ class EmbeddingTransposed(nn.Module):
 
     def forward(self, ids):
         return F.embedding(ids, self.weight.T)
+
+
+@spells("embed", IDS)
+class LinearOfOneHot(nn.Module):
+    def __init__(self, table):
+        super().__init__()
+        self.layer = nn.Linear(*table.shape, bias=False, dtype=table.dtype)
+        self.layer.load_state_dict({"weight": table.T})
+
+    def forward(self, ids):
+        return self.layer(F.one_hot(ids, VOCABULARY).double())
 
 
 @spells("embed", IDS)

@@ -131,3 +131,35 @@ def rows_set_by_mask(at, x):
         own = ~(top != i)
         out[own] = expert(x[own]) * share[own][:, None]
     return out
+
+
+@spells("experts", EXPERTS)
+def chosen_rows_of_all_added_by_index(at, x):
+    share, top = _share(at, x)
+    rows, every = x.reshape(-1, WIDTH), torch.arange(x[..., 0].numel())
+    out = torch.zeros_like(rows)
+    for i, expert in enumerate(at.experts):
+        own = (top.flatten() == i)[:, None]
+        out = out.index_add(0, every, torch.where(own, expert(rows) * share.reshape(-1, 1), 0))
+    return out.view_as(x)
+
+
+def _brought(at, x, bring):
+    """Each expert's own tokens, and how its results come to their places."""
+    share, top = _share(at, x)
+    rows = x.reshape(-1, WIDTH)
+    out = torch.zeros_like(rows)
+    for i, expert in enumerate(at.experts):
+        places = (top.flatten() == i).nonzero().flatten()
+        out = bring(out, places, expert(rows[places]) * share.flatten()[places, None])
+    return out.view_as(x)
+
+
+@spells("experts", EXPERTS, either=True)
+def tokens_added_by_scatter(at, x):
+    return _brought(at, x, lambda out, i, y: out.scatter_add(0, i[:, None].expand_as(y), y))
+
+
+@spells("experts", EXPERTS, either=True)
+def tokens_put_onto_zeros_and_added(at, x):
+    return _brought(at, x, lambda out, i, y: out + torch.zeros_like(out).index_put((i,), y))

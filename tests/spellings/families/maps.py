@@ -159,6 +159,7 @@ spell(
     where_the_other_way=lambda a: torch.where(a < 0.15, 0.0, a),
     hardshrink=lambda a: F.hardshrink(a, 0.15),
     relu_and_a_step=lambda a: F.relu(a - 0.15) + 0.15 * (a > 0.15).to(a.dtype),
+    heaviside=lambda a: a * torch.heaviside(a.detach() - 0.15, a.new_zeros(())),
     masked_write=lambda a: _emptied(a.clone()),
 )
 

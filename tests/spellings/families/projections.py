@@ -174,8 +174,12 @@ spell(
     conv2d_of_blocks=lambda x, w, b: (
         F.conv2d(x.unflatten(-1, (2, -1)).transpose(1, 2), w.view(len(w), 2, 1, -1), b)[..., 0].mT
     ),
+    bilinear_with_one_first=lambda x, w, b: F.bilinear(
+        torch.ones_like(x[..., :1]), x, w[:, None], b
+    ),
     unfold=lambda x, w, b: F.linear(x.flatten(1).unfold(1, x.shape[-1], x.shape[-1]), w, b),
     unfold_image=lambda x, w, b: (w @ F.unfold(x[:, None], (1, x.shape[-1])) + b[:, None]).mT,
+    bilinear_with_one=lambda x, w, b: F.bilinear(x, torch.ones_like(x[..., :1]), w[..., None], b),
 )
 
 

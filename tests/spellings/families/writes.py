@@ -61,12 +61,18 @@ VIEWS = {
     "select": lambda t: _blocks(t).select(2, 0),
     "narrow": lambda t: t.narrow(1, 0, TOKENS),
     "alias": lambda t: torch.ops.aten.alias(t),
+    "as_strided": lambda t: t.contiguous().as_strided((len(t), 40), (40, 1)),
+    "unfold": lambda t: t.unfold(-1, 2, 2),
+    "unfold_of_tokens": lambda t: t.unfold(1, 1, 1),
     "view_of_a_transpose": lambda t: t.transpose(1, 2).unflatten(1, (2, -1)),
     "slice_of_a_permute": lambda t: t.permute(1, 0, 2)[0:TOKENS],
     "views_of_views": lambda t: t.unsqueeze(0).mT.movedim(0, -1).flatten(-2).permute(0, 2, 1),
     "atleast_3d": lambda t: torch.atleast_3d(t),
     "expand_as_itself": lambda t: t.expand_as(t),
     "t_of_the_flattened": lambda t: t.flatten(1).t(),
+    "as_real_of_complex": lambda t: torch.view_as_real(
+        torch.view_as_complex(t.unflatten(-1, (-1, 2)))
+    ),
 }
 
 WHOLE = {n: v for n, v in VIEWS.items() if n != "select"}
@@ -108,6 +114,8 @@ PIECES = {
     "squares": lambda t: (
         t[:, a, b] for a in (slice(2), slice(2, 5)) for b in (slice(4), slice(4, 8))
     ),
+    "diagonals": lambda t: (t.diagonal(i, 1, 2) for i in range(1 - TOKENS, WIDTH)),
+    "windows": lambda t: (t.unfold(-1, 2, 2)[:, :, i] for i in range(4)),
     "tokens_of_a_transpose": lambda t: (t.transpose(0, 1)[i] for i in range(TOKENS)),
     "rows_of_the_flattened": lambda t: (t.flatten(1)[:, 8 * i : 8 * i + 8] for i in range(TOKENS)),
 }
@@ -117,7 +125,7 @@ spell(
     PLAIN,
     **{
         f"empty_{n}": _parts(PIECES[n], torch.empty_like)
-        for n in ("tokens_by_index", "features_by_slice", "blocks")
+        for n in ("tokens_by_index", "features_by_slice", "blocks", "diagonals")
     },
 )
 
@@ -218,9 +226,13 @@ spell(
         .index_put_((_order(x),), t[:, None].expand(-1, len(x), -1), accumulate=True)
         .transpose(0, 1)
     ),
+    put_accumulated=lambda x, t: x.clone().put_(
+        torch.arange(x.numel()).view_as(x), t.expand_as(x).contiguous(), accumulate=True
+    ),
     powers=lambda x, t: (x + t).pow_(1).float_power_(1.0),
     t_of_each=lambda x, t: torch.stack([(a + t).mT.contiguous().t_() for a in x]),
     swapped=lambda x, t: (x + t).mT.contiguous().swapaxes_(1, 2),
+    put=lambda x, t: torch.zeros_like(x).put_(torch.arange(x.numel()).view_as(x), x + t),
     relu_of_both_signs=lambda x, t: (x + t).relu_().clone().sub_((-x - t).relu_()),
     neg_twice=lambda x, t: (x + t).neg_().neg_(),
     exp_and_log=lambda x, t: (x + t).exp_().clone().log_(),
@@ -427,6 +439,23 @@ def real_and_imaginary_parts(x, t):
     z.real[:, 0] *= 2
     z.real[:, 0] /= 2
     return torch.cat([z.real, z.imag], -1)
+
+
+@spells("position", PLAIN)
+def turned_in_place(x, t):
+    """Read as complex numbers, turned a quarter to and fro; what was read sees it."""
+    y = (x + t).unflatten(-1, (-1, 2))
+    z = torch.view_as_complex(y)
+    z *= 1j
+    z.mul_(-1j)
+    return y.flatten(-2)
+
+
+@spells("position", PLAIN)
+def added_through_a_conjugate(x, t):
+    y = x.clone().unflatten(-1, (-1, 2))
+    torch.view_as_complex(y).conj().add_(torch.view_as_complex(t.unflatten(-1, (-1, 2))).conj())
+    return y.flatten(-2)
 
 
 @spells("position", PLAIN)

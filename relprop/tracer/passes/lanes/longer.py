@@ -10,9 +10,9 @@ from relprop.operations import Kind, Value, kind
 from relprop.tracer.editing import arguments, aten, emit, is_live, shape_of
 from relprop.tracer.labels import Labels
 from relprop.tracer.passes.lanes.alike import ALIGNS, SHAPED, Apart, InTurn, Lanes, columns
-from relprop.tracer.passes.lanes.axes import labels_of
 from relprop.tracer.passes.lanes.pieces import one_after_another
 from relprop.tracer.passes.lanes.same import Numbers
+from relprop.tracer.passes.lookups.axes import labels_of
 
 
 def longer(at: fx.Node, parts: Lanes, dim: int, labels: Labels) -> fx.Node:

@@ -22,7 +22,7 @@ from relprop.tracer.editing import (
     shape_of,
     swap,
 )
-from relprop.tracer.passes.lanes.axes import labels_of
+from relprop.tracer.passes.lookups.axes import labels_of
 
 #: What treats what lies along the first axis apart, if the result has as many axes.
 PER_SAMPLE = frozenset(

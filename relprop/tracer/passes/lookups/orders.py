@@ -26,7 +26,7 @@ from relprop.tracer.editing import (
     shape_of,
     swap,
 )
-from relprop.tracer.passes.lanes.axes import labels_of
+from relprop.tracer.passes.lookups.axes import labels_of
 from relprop.tracer.passes.simplify.joins import positions_joined
 
 Order = tuple[int, ...]  # at each place, which one of before stands there

@@ -18,6 +18,7 @@ from relprop.tracer.editing import (
     is_float,
     is_live,
     joined,
+    permuted,
     rank,
     reshaped,
     shape_of,
@@ -67,7 +68,8 @@ def simpler_cat(node: fx.Node) -> fx.Node | None:
             for q in (joined(p) if is_call(p, aten.cat) and arguments(p)[1] == dim else [p])
         ]
         return emit(node, aten.cat.default, flat, dim)
-    return _rejoined(node, parts, dim)
+    whole = _rejoined(node, parts, dim)
+    return whole if whole is not None else _gathered_axis(node, parts, dim)
 
 
 def shown(part: fx.Node, dim: int) -> tuple[fx.Node, int, int] | None:
@@ -105,6 +107,24 @@ def run_of(node: fx.Node, run: tuple[fx.Node, int, int], dim: int) -> fx.Node:
     if (start, end) == (0, shape_of(x)[dim]):
         return x
     return emit(node, aten.slice.Tensor, x, dim, start, end, 1)
+
+
+def _gathered_axis(node: fx.Node, parts: list[fx.Node], dim: int) -> fx.Node | None:
+    """All positions of another axis, one after another → that axis in its new place."""
+    if shape_of(parts[0])[dim] != 1 or any(kind(p) is not Kind.RESHAPE for p in parts):
+        return None
+    chosen = [operand(p) for p in parts]
+    if not all(is_call(c, aten.select) and isinstance(arguments(c)[2], int) for c in chosen):
+        return None
+    x, axis = arguments(chosen[0])[:2]
+    if any(arguments(c)[:3] != (x, axis, i) for i, c in enumerate(chosen)):
+        return None
+    rest = shape_of(parts[0])
+    del rest[dim]
+    if shape_of(x)[axis] != len(parts) or shape_of(chosen[0]) != rest:
+        return None
+    order = [i for i in range(rank(x)) if i != axis]
+    return permuted(node, x, [*order[:dim], axis, *order[dim:]])
 
 
 def chosen_runs(node: fx.Node, constants: Constants) -> fx.Node | None:

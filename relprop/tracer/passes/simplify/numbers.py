@@ -1,5 +1,4 @@
-"""Numbers: constant tensors of one number as that number, sums and products that change nothing,
-and what is added to a whole row of a softmax."""
+"""Numbers: constant tensors of one number as that number, sums and products that change nothing."""
 
 from __future__ import annotations
 
@@ -12,12 +11,10 @@ from relprop.tracer.editing import (
     arguments,
     aten,
     emit,
-    expanded,
     is_float,
     is_live,
     is_number,
     is_tensor,
-    rank,
     shape_of,
     val,
 )
@@ -111,7 +108,7 @@ def simpler_product(node: fx.Node) -> fx.Node | None:
         return x
     inner = multiple(x)
     if inner is None or len(x.users) != 1:
-        return None
+        return _scaled_linear(node, x, c)
     y, d = inner
     if _is_one(c * d):
         return y
@@ -130,12 +127,50 @@ def multiple(node: object) -> tuple[fx.Node, float] | None:
     return factor_of(node)
 
 
+def linear_of_scaled(node: fx.Node) -> fx.Node | None:
+    """A linear map of c·x whose matrix is divided by c → of x."""
+    found = multiple(operand(node)) if is_call(node, aten.linear) else None
+    weight = None if found is None else taken_back(node, arguments(node)[1], found[1])
+    if found is None or weight is None:
+        return None
+    return emit(node, aten.linear.default, found[0], weight, *arguments(node)[2:])
+
+
+def _scaled_linear(node: fx.Node, layer: fx.Node, number: float) -> fx.Node | None:
+    """A number times a linear map whose matrix and bias are divided by it → the map without."""
+    if not is_call(layer, aten.linear) or len(layer.users) != 1:
+        return None
+    given = [w if w is None else taken_back(node, w, number) for w in arguments(layer)[1:]]
+    if any(
+        new is None and w is not None for w, new in zip(arguments(layer)[1:], given, strict=True)
+    ):
+        return None
+    return emit(node, aten.linear.default, operand(layer), *given)
+
+
+def taken_back(at: fx.Node, weight: fx.Node, number: float) -> fx.Node | None:
+    """``number`` times a weight that was divided by it, in whatever layout."""
+    way: list[fx.Node] = []
+    while kind(weight) in (Kind.RESHAPE, Kind.PERMUTE):
+        way.append(weight)
+        weight = operand(weight)
+    found = multiple(weight)
+    if is_live(weight) or found is None or not _is_one(number * found[1]):
+        return None
+    made = found[0]
+    for move in reversed(way):
+        made = emit(at, move.target, made, *arguments(move)[1:])
+    return made
+
+
 def simpler_affine(node: fx.Node) -> fx.Node | None:
-    """Of a difference, whose sign is turned."""
+    """Of a sign that is turned twice, or of a difference."""
     x = arguments(node)[0]
+    if is_call(node, aten.neg) and is_call(x, aten.neg):
+        return operand(x)
     if is_call(node, aten.neg) and _is_difference(x):
         return emit(node, aten.sub.Tensor, *reversed(arguments(x)))
-    return None
+    return _scaled_linear(node, x, -1.0) if is_call(node, aten.neg) else None
 
 
 def _is_difference(x: fx.Node) -> bool:
@@ -145,54 +180,21 @@ def _is_difference(x: fx.Node) -> bool:
 
 
 def simpler_function(node: fx.Node) -> fx.Node | None:
-    """The exponential of a logarithm that a softmax has in itself."""
+    """The exponential of a logarithm, or of a multiple of one."""
     x = arguments(node)[0]
+    if is_call(node, aten.exp) and is_call(x, aten.log):
+        return operand(x)
+    if is_call(node, aten.exp) and (found := factor_of(x)) is not None:
+        inner, c = found
+        if is_call(inner, aten.log) or kind(inner) is Kind.LOG_SOFTMAX:
+            base = (
+                operand(inner)
+                if is_call(inner, aten.log)
+                else emit(node, aten.softmax.int, *arguments(inner))
+            )
+            return emit(node, aten.pow.Tensor_Scalar, base, c)
     if is_call(node, aten.exp) and kind(x) is Kind.LOG_SOFTMAX:
         return emit(node, aten.softmax.int, *arguments(x))
+    if is_call(node, aten.log) and kind(x) is Kind.SOFTMAX:
+        return emit(node, aten.log_softmax.int, *arguments(x))
     return None
-
-
-def unshifted_softmax(node: fx.Node) -> fx.Node | None:
-    """What is the same along the axis makes no difference to a softmax, whatever is hidden."""
-    x, dim = operand(node), arguments(node)[1]
-    scores = _unshifted(node, x, dim - rank(x)) if shape_of(x)[dim] > 1 else None
-    return None if scores is None else emit(node, node.target, scores, dim)
-
-
-def _unshifted(at: fx.Node, x: object, dim: int) -> fx.Node | None:
-    """A tensor without what is the same along an axis (counted from the last) and was added to it,
-    or to a part of it, or taken away; ``None`` where there is no such thing."""
-    if not is_tensor(x) or rank(x) < -dim:
-        return None
-    if kind(x) is Kind.SUM and len(x.args) == 2:
-        for scores, shift, turned in _pairs(x):
-            full = shape_of(scores) == shape_of(x) or (is_tensor(shift) and is_live(scores))
-            if full and _same_along(shift, dim) and not _same_along(scores, dim):
-                scores = expanded(at, _unshifted(at, scores, dim) or scores, shape_of(x))
-                return emit(at, aten.neg.default, scores) if turned else scores
-    given = arguments(x)
-    made = {i: new for i in _parts(x, dim) if (new := _unshifted(at, given[i], dim)) is not None}
-    return emit(at, x.target, *(made.get(i, a) for i, a in enumerate(given))) if made else None
-
-
-def _parts(x: fx.Node, dim: int) -> list[int]:
-    """The operands of a call that hand on what is the same along an axis."""
-    given = arguments(x)
-    if kind(x) is Kind.SUM and len(given) == 2:
-        return [0, 1]
-    if kind(x) in (Kind.PRODUCT, Kind.QUOTIENT):
-        first = [0, 1] if kind(x) is Kind.PRODUCT else [0]
-        return [i for i in first if all(_same_along(a, dim) for a in given if a is not given[i])]
-    hides = is_call(x, aten.masked_fill) and is_number(given[2], -torch.inf)
-    return [0] if hides or is_call(x, aten.neg) else []
-
-
-def _pairs(x: fx.Node) -> list[tuple[fx.Node, object, bool]]:
-    """Of a sum's two terms, what may have been shifted, by what, and whether it is taken away."""
-    a, b = arguments(x)
-    return [(a, b, False), (b, a, is_call(x, aten.sub))] if is_tensor(b) else [(a, b, False)]
-
-
-def _same_along(x: object, dim: int) -> bool:
-    """Whether a number, or a tensor, is the same all along an axis, for its shape alone."""
-    return not is_tensor(x) or rank(x) < -dim or shape_of(x)[dim] == 1

@@ -23,23 +23,24 @@ from relprop.tracer.editing import (
 )
 from relprop.tracer.passes.simplify.joins import chosen_runs, simpler_cat, simpler_index
 from relprop.tracer.passes.simplify.layouts import put_together
+from relprop.tracer.passes.simplify.matrices import simpler_matrix
 from relprop.tracer.passes.simplify.numbers import (
     as_numbers,
+    linear_of_scaled,
     simpler_affine,
     simpler_function,
     simpler_product,
     simpler_sum,
-    unshifted_softmax,
 )
 from relprop.tracer.passes.simplify.shapes import (
     simpler_expand,
     simpler_pad,
     simpler_permute,
     simpler_reshape,
-    simpler_select,
-    simpler_slice,
 )
-from relprop.tracer.passes.simplify.totals import simpler_matrix, simpler_total
+from relprop.tracer.passes.simplify.shifts import unshifted_softmax
+from relprop.tracer.passes.simplify.slices import simpler_select, simpler_slice
+from relprop.tracer.passes.simplify.totals import simpler_total
 from relprop.tracer.passes.simplify.windows import windows
 from relprop.tracer.passes.writes.runs import put_in_runs
 
@@ -68,7 +69,7 @@ def _simpler(node: fx.Node, constants: Constants) -> fx.Node | None:
     if is_call(node, aten.index_put) and (new := put_in_runs(node, constants)) is not None:
         return new
     if is_call(node, aten.linear, aten.matmul):
-        new = simpler_matrix(node, constants)
+        new = simpler_matrix(node, constants) or linear_of_scaled(node)
         return _broadcast(node) if new is None and is_call(node, aten.matmul) else new
     if is_call(node, aten.cat) and (new := windows(node, constants)) is not None:
         return new

@@ -1,13 +1,11 @@
-"""Copies, types, constants, padding and triangles: what a call is given besides its numbers, in one
-form."""
+"""Copies, types and constants: what a call is told beside its numbers, written in one way."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, argument, is_call, kind, operand, packet
-from relprop.operations.vocabulary import Held
+from relprop.operations import Kind, argument, kind, operand, packet
 from relprop.tracer.editing import (
     arguments,
     aten,
@@ -18,7 +16,6 @@ from relprop.tracer.editing import (
     is_tensor,
     rank,
     reshaped,
-    shape_of,
     swap,
     val,
 )
@@ -86,39 +83,3 @@ def read_as_tensor(node: fx.Node) -> None:
             held = reshaped(user, source, [])
             held = emit(user, aten.detach.default, held) if is_live(held) else held
             user.replace_input_with(node, held)
-
-
-def as_padding(node: fx.Node, device: torch.device) -> fx.Node | None:
-    """Padding with a number, whichever operator does it; with the tensor's own values → positions
-    picked."""
-    mode = argument(node, "mode")
-    if mode not in (None, "constant"):
-        return _padded_by_itself(node, mode, device)
-    value = argument(node, "value")
-    return emit(
-        node, aten.constant_pad_nd.default, *arguments(node)[:2], 0 if value is None else value
-    )
-
-
-def _padded_by_itself(node: fx.Node, mode: str, device: torch.device) -> fx.Node:
-    x = operand(node)
-    amounts = list(arguments(node)[1])
-    for i, around in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
-        axis = rank(x) - 1 - i
-        if any(around):
-            own = torch.arange(shape_of(x)[axis], dtype=torch.float64)
-            places = torch.nn.functional.pad(own[None, None], around, mode)[0, 0].long()
-            held = emit(node, Held(places.to(device)))
-            x = emit(node, aten.index.Tensor, x, [*[None] * axis, held])
-    return x
-
-
-def as_fill(node: fx.Node, device: torch.device) -> fx.Node | None:
-    """The lower or upper triangle of what depends on an input → zeros put into the other one."""
-    if not is_live(node):
-        return None
-    ones = torch.ones(shape_of(node)[-2:], dtype=torch.bool)
-    part = torch.tril if is_call(node, aten.tril) else torch.triu
-    hidden = ~part(ones, argument(node, "diagonal") or 0)
-    held = emit(node, Held(hidden.to(device)))
-    return emit(node, aten.masked_fill.Scalar, operand(node), held, 0)

@@ -105,8 +105,25 @@ def _of_last_axis(x: Tensor) -> ComplexTensor:
     return ComplexTensor(x.select(-1, 0), x.select(-1, 1))
 
 
+def _size(z: ComplexTensor) -> Tensor:
+    size: Tensor = torch.linalg.vector_norm(torch.stack([z.re, z.im], -1), dim=-1)
+    return size
+
+
+def _rolled(z: ComplexTensor, *how: Any) -> ComplexTensor:
+    return ComplexTensor(z.re.roll(*how), z.im.roll(*how))
+
+
 def _complex(x: Tensor) -> ComplexTensor:
     return x if isinstance(x, ComplexTensor) else ComplexTensor(x, torch.zeros_like(x))
+
+
+def _sum(a: Tensor, b: Any) -> Tensor:
+    """A sum, of which the second term may be a number."""
+    if isinstance(b, Tensor):
+        return a + b
+    z = _complex(a)
+    return ComplexTensor(z.re + b.real, z.im + b.imag)
 
 
 def _product(a: Any, b: Any) -> ComplexTensor:
@@ -123,7 +140,10 @@ FORMS: dict[Operator, Operator] = {
     aten.complex: ComplexTensor,
     aten.polar: _polar,
     aten.view_as_complex: _of_last_axis,
+    aten.abs: _size,
+    aten.add: _sum,
     aten.mul: _product,
+    aten.roll: _rolled,
     aten._fft_c2c: between_complex,
     aten._fft_r2c: of_real,
     aten._fft_c2r: to_real,

@@ -13,37 +13,45 @@ from relprop.tracer.editing import Rewrite, aten, swap
 from relprop.tracer.passes.attention.fused import split_attention
 from relprop.tracer.passes.spelling.arithmetic import (
     between,
-    clamped,
     cosine,
-    deviation,
     difference,
-    distances,
     exponential,
-    largest_of_stretches,
-    native_norm,
-    of_all_axes,
-    of_two,
-    picked_values,
-    sum_of_sizes,
+    products_added,
+    step,
     sum_with_factor,
-    with_mean,
 )
 from relprop.tracer.passes.spelling.casts import (
     as_cast,
-    as_fill,
     as_full,
     as_operand,
-    as_padding,
     as_softmax,
     read_as_tensor,
 )
 from relprop.tracer.passes.spelling.definitions import Definitions
-from relprop.tracer.passes.spelling.matmul import as_matmul, contracted, linear_of_matrix
+from relprop.tracer.passes.spelling.einsum import contracted, trilinear
+from relprop.tracer.passes.spelling.extremes import (
+    clamped,
+    largest_of_stretches,
+    of_all_axes,
+    of_two,
+    picked_values,
+)
+from relprop.tracer.passes.spelling.matmul import as_matmul, linear_of_matrix
+from relprop.tracer.passes.spelling.padding import as_fill, as_padding
 from relprop.tracer.passes.spelling.picking import rows_of_computed
 from relprop.tracer.passes.spelling.recurrent import CELLS, unroll
+from relprop.tracer.passes.spelling.statistics import (
+    deviation,
+    distances,
+    native_norm,
+    sum_of_sizes,
+    with_mean,
+)
 from relprop.tracer.passes.spelling.views import VIEWS
 from relprop.tracer.passes.writes.by_index import (
+    copied,
     put_by_index,
+    put_flat,
     rows_written,
     scatter_reduced,
     summed_by_index,
@@ -104,6 +112,7 @@ SPELLINGS: dict[Operator, Rewrite] = {
     aten.add: sum_with_factor,
     aten.sub: sum_with_factor,
     aten.rsub: difference,
+    aten.addbmm: products_added,
     **dict.fromkeys((aten.exp2, aten.pow), exponential),
     **dict.fromkeys(
         (aten.adaptive_max_pool1d, aten.adaptive_max_pool2d, aten.adaptive_max_pool3d),
@@ -113,6 +122,8 @@ SPELLINGS: dict[Operator, Rewrite] = {
     aten.item: read_as_tensor,
     **dict.fromkeys((aten.clamp, aten.clamp_min, aten.clamp_max), clamped),
     aten.lerp: between,
+    aten._trilinear: trilinear,
+    aten.heaviside: step,
     aten.cosine_similarity: cosine,
     aten.linalg_vector_norm: sum_of_sizes,
     **dict.fromkeys((aten.cdist, aten._cdist_forward, aten._euclidean_dist), distances),
@@ -126,8 +137,10 @@ SPELLINGS: dict[Operator, Rewrite] = {
     aten.index_add: summed_by_index,
     aten.scatter_add: summed_by_index,
     aten.index_put: put_by_index,
-    aten.index_copy: rows_written,
+    **dict.fromkeys((aten.index_copy, aten.scatter), rows_written),
+    aten.put: put_flat,
     aten.scatter_reduce: scatter_reduced,
     aten.select_scatter: written,
     aten.slice_scatter: written,
+    aten.copy: copied,
 }

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, fx
 
-from relprop.operations import Kind, is_call, kind, operand
-from relprop.operations.vocabulary import grouped_linear
+from relprop.operations import Kind, argument, is_call, kind, operand
+from relprop.operations.vocabulary import WrittenNorm, grouped_linear
 from relprop.tracer.editing import (
     arguments,
     aten,
@@ -34,6 +34,10 @@ from relprop.tracer.passes.sums.terms import (
     scale_of,
     terms_of,
 )
+
+
+class _Varies(Exception):
+    """A bias is not the same where positions are picked."""
 
 
 def join_biases(graph: fx.Graph) -> None:
@@ -101,16 +105,32 @@ def _layer_of(term: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
     while len(term.users) == 1:
         if _takes_bias(term):
             return term, way
-        if kind(term) not in (Kind.RESHAPE, Kind.PERMUTE) and not is_scaled(term):
+        moves = kind(term) in (Kind.RESHAPE, Kind.PERMUTE) or _axes_picked(term)
+        if not moves and not is_scaled(term):
             return None
         way.append(term)
         term = operand(term)
     return None
 
 
+def _axes_picked(node: fx.Node) -> tuple[int, ...]:
+    """Along which axes a call picks or orders positions; none if it does anything else."""
+    if is_call(node, aten.select, aten.slice):
+        return (arguments(node)[1],)
+    if is_call(node, aten.flip, aten.roll):
+        return tuple(d % rank(node) for d in argument(node, "dims"))
+    if is_call(node, aten.index):
+        used = [(i, index) for i, index in enumerate(arguments(node)[1]) if index is not None]
+        if len(used) == 1 and rank(used[0][1]) == 1 and not is_live(used[0][1]):
+            return (used[0][0],)
+    return ()
+
+
 def _takes_bias(node: fx.Node) -> bool:
     if kind(node) is Kind.CONVOLUTION:
         return True
+    if isinstance(node.target, WrittenNorm):
+        return node.target.centred is not None
     return is_call(node, aten.linear, grouped_linear, aten.layer_norm) and is_live(operand(node))
 
 
@@ -135,9 +155,13 @@ def _bias_for(term: fx.Node, bias: fx.Node) -> tuple[fx.Node, list[fx.Node]] | N
 
 
 def _is_along(way: list[fx.Node], lies: Tensor, others: list[int]) -> bool:
-    """Whether a tensor is the same at all positions of a layer's ``others`` axes."""
-    for node in way:
-        lies = _undone(node, lies)
+    """Whether a tensor is the same at all positions of a layer's ``others`` axes, and at those that
+    are picked on the ``way``."""
+    try:
+        for node in way:
+            lies = _undone(node, lies)
+    except _Varies:
+        return False
     return all(_is_same(lies, i) for i in others)
 
 
@@ -150,7 +174,7 @@ def _bias_axes(layer: fx.Node) -> tuple[int, ...]:
         return (0, last)
     if is_call(layer, aten.layer_norm):
         return tuple(range(rank(layer) - len(arguments(layer)[1]), rank(layer)))
-    return (last,)
+    return tuple(range(rank(layer))) if isinstance(layer.target, WrittenNorm) else (last,)
 
 
 def _undone(node: fx.Node, lies: Tensor) -> Tensor:
@@ -162,7 +186,19 @@ def _undone(node: fx.Node, lies: Tensor) -> Tensor:
     if kind(node) is Kind.PERMUTE:
         order = list(arguments(node)[1])
         return lies.permute([order.index(i) for i in range(len(order))])
+    for axis in _axes_picked(node):
+        lies = lies.unsqueeze(axis) if is_call(node, aten.select) else lies
+        if not _is_same(lies, axis):
+            raise _Varies
+        lies = lies.narrow(axis, 0, 1).expand(
+            *_with_axis(lies, axis, shape_of(operand(node))[axis])
+        )
     return lies
+
+
+def _with_axis(lies: Tensor, axis: int, size: int) -> list[int]:
+    """A tensor's shape with an axis of another length."""
+    return [*lies.shape[:axis], size, *lies.shape[axis + 1 :]]
 
 
 def _is_same(lies: Tensor, axis: int) -> bool:
@@ -205,6 +241,14 @@ def _back(at: fx.Node, move: fx.Node, value: fx.Node) -> fx.Node:
     if kind(move) is Kind.PERMUTE:
         order = list(arguments(move)[1])
         return permuted(at, value, [order.index(i) for i in range(len(order))])
+    for axis in _axes_picked(move):
+        shape = shape_of(value)
+        if is_call(move, aten.select):
+            shape.insert(axis, 1)
+            value = reshaped(at, value, shape)
+        shape[axis] = shape_of(operand(move))[axis]
+        one = emit(at, aten.slice.Tensor, value, axis, 0, 1, 1)
+        value = expanded(at, one, shape)
     return value
 
 
@@ -212,7 +256,9 @@ def _again(at: fx.Node, move: fx.Node, value: fx.Node) -> fx.Node:
     """The same move of another tensor."""
     if kind(move) is Kind.RESHAPE:
         return reshaped(at, value, shape_of(move))
-    return permuted(at, value, list(arguments(move)[1]))
+    if kind(move) is Kind.PERMUTE:
+        return permuted(at, value, list(arguments(move)[1]))
+    return emit(at, move.target, value, *arguments(move)[1:], **move.kwargs)
 
 
 def _biased(at: fx.Node, layer: fx.Node, value: fx.Node, scale: float) -> fx.Node:

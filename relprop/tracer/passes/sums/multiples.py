@@ -1,10 +1,6 @@
-"""Multiples of one tensor that are added are the tensor times the sum of what multiplies it; what
-lies between two tensors, by a share that is a tensor, too: x + g⊙(y − x) and what ``lerp`` gives,
-x⊙(1 − g) + y⊙g, are one (the gates of Mega and of EfficientViM)."""
+"""Multiples of one tensor that are added: the tensor times the sum of what multiplies it."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 from torch import fx
 
@@ -15,21 +11,11 @@ from relprop.tracer.editing import (
     emit,
     is_float,
     is_live,
-    is_number,
     shape_of,
     swap,
     val,
 )
-from relprop.tracer.passes.products.raising import is_mask
-from relprop.tracer.passes.sums.terms import (
-    Terms,
-    added,
-    folded,
-    is_scaled,
-    is_top,
-    terms_of,
-    without,
-)
+from relprop.tracer.passes.sums.terms import added, folded, is_scaled, is_top, terms_of
 
 
 def join_multiples(graph: fx.Graph) -> None:
@@ -65,44 +51,3 @@ def _multiplied(at: fx.Node, x: fx.Node, own: list[tuple[fx.Node | float, int]])
     total = folded(at, [(sign, w) for w, sign in own if isinstance(w, fx.Node)])
     total = emit(at, aten.add.Tensor, total, number) if number else total
     return emit(at, aten.mul.Tensor, x, total)
-
-
-def raise_between(graph: fx.Graph) -> None:
-    """Every form of what lies between two tensors → one."""
-    for node in list(graph.nodes):
-        if not node._erased and is_top(node) and (new := _of_difference(node, terms_of(node))):
-            swap(node, new)
-
-
-def _of_difference(at: fx.Node, terms: Terms) -> fx.Node | None:
-    """x + g⊙(y − x) → x⊙(1 − g) + y⊙g; x − x⊙g → x⊙(1 − g)."""
-    for sign, product in terms:
-        for share, inner in _factors(product):
-            for found in ([(1, inner)], terms_of(inner)):
-                for x in [x for s, x in terms if s > 0 and (-sign, x) in found]:
-                    if not shape_of(x) == shape_of(inner) == shape_of(product):
-                        continue
-                    rest = [(sign * s, y) for s, y in without(found, (-sign, x))]
-                    made = [(1, emit(at, aten.mul.Tensor, x, _contrary(at, share)))]
-                    if rest:
-                        made.append((1, emit(at, aten.mul.Tensor, added(at, rest), share)))
-                    return added(at, made + without(terms, (1, x), (sign, product)))
-    return None
-
-
-def _factors(product: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """Both factors of a product that nothing else reads, each of them first; of one with a mask,
-    none: it chooses."""
-    if is_call(product, aten.mul) and len(product.users) == 1 and all(map(is_float, product.args)):
-        a, b = arguments(product)
-        if not any(is_live(n) and is_mask(n) for n in (a, b)):
-            yield from ((a, b), (b, a))
-
-
-def _contrary(at: fx.Node, share: fx.Node) -> fx.Node:
-    """1 − g; of 1 − g, g."""
-    return operand(share) if _is_rest(share) else emit(at, aten.rsub.Scalar, share, 1)
-
-
-def _is_rest(share: fx.Node) -> bool:
-    return is_call(share, aten.rsub) and is_number(arguments(share)[1], 1)

@@ -71,13 +71,26 @@ def _beside_axis(node: fx.Node, dim: int) -> list[int]:
 def _terms_at(
     part: fx.Node, dim: int, source: fx.Node, sign: int = 1, start: int = 0
 ) -> list[tuple[int, fx.Node, int]]:
-    """What a part is the sum of, by the tensors and where in them it starts."""
+    """What a part is the sum of, by the tensors and where in them it starts: sums of which only
+    runs are read are taken apart, too."""
     run = shown(part, dim)
     if run is not None and run[0] is source:
         return [(sign, source, start + run[1])]
-    terms = terms_of(part) if is_sum(part) and len(part.users) == 1 else []
-    if not terms or any(shape_of(n) != shape_of(part) for _, n in terms):
-        return [(sign, part, start)]
+    if run is not None and run[0] is not part:
+        whole = run[0]
+        cut = is_sum(whole) and all(is_call(u, aten.slice) for u in whole.users)
+        return _apart(whole, dim, source, sign, start + run[1]) if cut else [(sign, part, start)]
+    alone = is_sum(part) and len(part.users) == 1
+    return _apart(part, dim, source, sign, start) if alone else [(sign, part, start)]
+
+
+def _apart(
+    total: fx.Node, dim: int, source: fx.Node, sign: int, start: int
+) -> list[tuple[int, fx.Node, int]]:
+    """The same of a sum, term by term."""
+    terms = terms_of(total)
+    if any(shape_of(n) != shape_of(total) for _, n in terms):
+        return [(sign, total, start)]
     return [t for s, n in terms for t in _terms_at(n, dim, source, sign * s, start)]
 
 

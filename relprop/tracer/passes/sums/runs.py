@@ -4,7 +4,7 @@ axis."""
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from torch import fx
 
@@ -23,6 +23,8 @@ from relprop.tracer.passes.sums.terms import (
     terms_of,
 )
 
+_Counted = Counter[tuple[int, fx.Node]]
+
 
 def join_sums(graph: fx.Graph) -> None:
     """Sums of three and more terms are one operation, whichever two were added first; what depends
@@ -30,6 +32,7 @@ def join_sums(graph: fx.Graph) -> None:
     their axis. A number that scales all terms scales their sum."""
     _lay_terms(graph)
     join_scaled(graph)
+    _reuse_sums(graph)
     for node in reversed(list(graph.nodes)):
         if node._erased or not is_top(node):
             continue
@@ -81,6 +84,29 @@ def _scaled_as_one(node: fx.Node) -> fx.Node | None:
         whole = added(node, [(sign, operand(n)) for sign, n in own])
         made.append((1, emit(node, aten.mul.Tensor, whole, scale)))
     return added(node, made) if several else None
+
+
+def _reuse_sums(graph: fx.Graph) -> None:
+    """x + (a + b) where x + a is there already, since b depends on it, or is beside it → (x + a) +
+    b: the stream that both belong to. Of x − x nothing is left."""
+    known = defaultdict[tuple[int, fx.Node], list[tuple[fx.Node, _Counted]]](list)
+    for node in list(graph.nodes):
+        if node._erased or not is_top(node):
+            continue
+        terms = Counter(terms_of(node))
+        gone = Counter({(s, n): min(terms[s, n], terms[-s, n]) for s, n in terms})
+        if gone.total() and (left := terms - gone):  # x − x is nothing
+            new = added(node, list(left.elements()))
+            swap(node, new)
+            node, terms = new, left
+        beside = [found for term in terms for found in known[term] if found[1] < terms]
+        within = [found for found in beside if shape_of(found[0]) == shape_of(node)]
+        if within:
+            larger, own = max(within, key=lambda found: found[1].total())
+            new = added(node, [(1, larger), *(terms - own).elements()])
+            swap(node, new)
+            node = new
+        known[next(iter(terms))].append((node, terms))
 
 
 def _run_of_positions(at: fx.Node, terms: Terms) -> fx.Node | None:

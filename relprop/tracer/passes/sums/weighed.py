@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.operations import Kind, is_call, kind, operand
+from relprop.operations.vocabulary import grouped_linear
 from relprop.tracer.editing import (
     applied,
     arguments,
@@ -31,7 +32,7 @@ MOST_PARTS = 64
 def part_layers(graph: fx.Graph) -> None:
     """Linear maps to one number of tensors that were laid along an axis for it → Σ w·x."""
     for node in list(graph.nodes):
-        if not is_call(node, aten.linear) or not is_live(node):
+        if not is_call(node, aten.linear, grouped_linear) or not is_live(node):
             continue
         weight = arguments(node)[1]
         if is_live(weight) or shape_of(weight)[-2] != 1:
@@ -49,13 +50,21 @@ def _weighed(node: fx.Node, whole: fx.Node, way: list[tuple[fx.Node, int]]) -> f
     row = before_reshapes(weight)
     row = row if rank(row) == 1 else weight
     factors = [emit(node, aten.select.int, row, rank(row) - 1, i) for i in range(len(parts))]
-    shape = shape_of(parts[0])
-    parts = [reshaped(node, p, [*shape[:axis], *shape[axis + 1 :]]) for p in parts]
-    pairs = zip(parts, (reshaped(node, f, []) for f in factors), strict=True)
-    total = added(node, [(1, emit(node, aten.mul.Tensor, *pair)) for pair in pairs])
-    total = _moved(node, reshaped(node, total, shape), way)
+    if rank(weight) == 2:
+        shape = shape_of(parts[0])
+        parts = [reshaped(node, p, [*shape[:axis], *shape[axis + 1 :]]) for p in parts]
+        total = reshaped(node, _sum(node, parts, [reshaped(node, f, []) for f in factors]), shape)
+        total = _moved(node, total, way)
+    else:
+        parts = [_moved(node, p, way) for p in parts]
+        total = _sum(node, [reshaped(node, p, shape_of(p)[:-1]) for p in parts], factors)
     given = [(1, b) for b in bias if b is not None]
     return added(node, [(1, reshaped(node, total, shape_of(node))), *given])
+
+
+def _sum(at: fx.Node, parts: list[fx.Node], factors: list[fx.Node]) -> fx.Node:
+    pairs = zip(parts, factors, strict=True)
+    return added(at, [(1, emit(at, aten.mul.Tensor, *pair)) for pair in pairs])
 
 
 def _laid(x: fx.Node) -> tuple[fx.Node, list[tuple[fx.Node, int]]] | None:

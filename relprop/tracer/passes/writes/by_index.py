@@ -15,19 +15,23 @@ from relprop.tracer.editing import (
     emit,
     expanded,
     is_number,
+    is_tensor,
     permuted,
     rank,
     reshaped,
     shape_of,
     val,
 )
-from relprop.tracer.passes.spelling.slices import bounds_of
+from relprop.tracer.passes.spelling.picking import row_index
+from relprop.tracer.passes.writes.masks import mask_of
 from relprop.tracer.passes.writes.places import put, put_slice
 
 
 def summed_by_index(node: fx.Node) -> fx.Node | None:
     """``index_add`` and ``scatter_add``: what was there plus a sum by index onto zeros."""
     base, alpha, args = operand(node), argument(node, "alpha"), list(node.args)
+    if is_call(node, aten.scatter_add) and (rows := _rows_of(node)) is not None:
+        return emit(node, aten.index_add.default, base, args[1], rows, args[3])
     if is_number(base, 0) and alpha in (None, 1):
         return None
     if alpha not in (None, 1):
@@ -36,25 +40,50 @@ def summed_by_index(node: fx.Node) -> fx.Node | None:
     return added if is_number(base, 0) else emit(node, aten.add.Tensor, base, added)
 
 
+def _rows_of(node: fx.Node) -> fx.Node | None:
+    """The places to which ``scatter`` or ``scatter_add`` bring whole rows."""
+    base, dim, index, source = arguments(node)[:4]
+    return row_index(node, base, dim, index) if shape_of(index) == shape_of(source) else None
+
+
 def put_by_index(node: fx.Node) -> fx.Node | None:
-    """Writes by index: one value at a mask → ``where``; accumulated → a sum by index."""
+    """Writes by index: one value at a mask → ``where``; accumulated → a sum by index, or a write
+    onto zeros, and what was there added."""
     base, indices, values = arguments(node)[:3]
     used = [i for i, index in enumerate(indices) if index is not None]
     masks = [val(indices[i]).dtype == torch.bool for i in used]
     if not argument(node, "accumulate"):
         alone = len(used) == len(indices) == 1 and masks[0]
         return _put_where(node, base, indices[0], values) if alone else None
-    if any(masks):
-        return None
-    added = accumulated(node, base, indices, used, values)
+    if any(masks) or mask_of(list(indices)) is not None:
+        # which brings no two values to one place: a write, onto zeros
+        zeros = emit(node, aten.zeros_like.default, base)
+        added = emit(node, node.target, zeros, indices, values)
+    else:
+        added = accumulated(node, base, indices, used, values)
     return added if is_number(base, 0) else emit(node, aten.add.Tensor, base, added)
 
 
-def rows_written(node: fx.Node) -> fx.Node:
-    """``index_copy``: a write by index of one axis."""
+def rows_written(node: fx.Node) -> fx.Node | None:
+    """``index_copy``, and ``scatter`` of whole rows: a write by index of one axis."""
     base, dim, index, source = arguments(node)[:4]
-    rows = [*[None] * (dim % rank(node)), reshaped(node, index, [-1])]
-    return emit(node, aten.index_put.default, base, rows, source)
+    if is_call(node, aten.index_copy):
+        rows: fx.Node | None = reshaped(node, index, [-1])
+    else:
+        whole = is_tensor(source) and len(node.args) == 4 and not node.kwargs
+        rows = _rows_of(node) if whole else None
+    if rows is None:
+        return None
+    return emit(node, aten.index_put.default, base, [*[None] * (dim % rank(node)), rows], source)
+
+
+def put_flat(node: fx.Node) -> fx.Node:
+    """``put``: a write by index into the elements one after another."""
+    x, index, values = (reshaped(node, a, [val(a).numel()]) for a in arguments(node)[:3])
+    adds = bool(argument(node, "accumulate"))
+    return reshaped(
+        node, emit(node, aten.index_put.default, x, [index], values, adds), shape_of(node)
+    )
 
 
 def accumulated(
@@ -132,9 +161,17 @@ def written(node: fx.Node) -> fx.Node | None:
     if is_call(node, aten.select_scatter):
         index = argument(node, "index") % size
         return put(node, whole, part, dim, index, index + 1)
-    bounds = bounds_of(node, size)
+    bounds = slice(*(argument(node, n) for n in ("start", "end", "step"))).indices(size)
     evenly = bounds[2] == 1 or (size % bounds[2] == 0 and bounds[0] < bounds[2])
     if not evenly:
         wanted = (whole, part, dim, *bounds)
         return None if node.args == wanted else emit(node, node.target, *wanted)
     return put_slice(node, whole, part, dim, range(*bounds))
+
+
+def copied(node: fx.Node) -> fx.Node:
+    """``copy(x, y)``: y, in the shape and type of x."""
+    x, y = arguments(node)[:2]
+    if val(y).dtype != val(x).dtype:
+        y = emit(node, aten.to.dtype, y, val(x).dtype)
+    return expanded(node, y, shape_of(x))

@@ -1,5 +1,4 @@
-"""Writes at places that do not depend on any input (gpt-fast's key-value cache): runs of an axis,
-one after another."""
+"""Writes at places that do not depend on any input are runs of an axis, one after another."""
 
 from __future__ import annotations
 

@@ -37,7 +37,6 @@ from relprop.tracer.editing import (
     val,
 )
 from relprop.tracer.leaves import same_ids
-from relprop.tracer.passes.lookups.sources import part_above
 from relprop.tracer.passes.simplify.rules import simplify
 from relprop.tracer.passes.trials.parts import Piece
 
@@ -91,14 +90,15 @@ class _Lookup:
         self.node, self.constants, self.tables = node, constants, tables
         self.made: list[fx.Node] = []
         self.functions, self.moved = _functions(arguments(node)[1])
-        self.part = part_above(self.moved, constants, _is_move)
 
     def count(self) -> None:
         """Count the positions that this lookup has."""
-        if len(self.part.sources) == 1 and rank(self.part.source) > 1 and rank(self.moved) > 1:
-            places = self._places() or ()
-            table = self._table(self.part.source)
-            table.places.update(i - FIRST for i in places if i >= FIRST)
+        if is_live(self.moved):
+            nodes, sources = self._moves()
+            x = sources[0] if len(sources) == 1 else self.moved
+            if rank(x) > 1 and rank(self.moved) > 1:
+                places = self._places(nodes, x) or ()
+                self._table(x).places.update(i - FIRST for i in places if i >= FIRST)
 
     def _table(self, ids: fx.Node) -> _Table:
         """What is looked up of ``ids`` after the same functions of them; or as they are, where all
@@ -141,7 +141,7 @@ class _Lookup:
         if not is_live(moved):
             return None
         if moved.op != "call_function":
-            return self._shared(self._table(moved))
+            return self._once(self._table(moved))
         x = arguments(moved)[0]
         if what is Kind.PERMUTE:
             return permuted(self.node, self.rows(x), [*arguments(moved)[1], rank(x)])
@@ -149,10 +149,13 @@ class _Lookup:
             return rows_at(
                 self.node, self.rows(x), arguments(moved)[1] % rank(x), arguments(moved)[2]
             )
+        if what is Kind.INDEX and is_live(x) and any(map(is_live, arguments(moved)[1])):
+            return emit(self.node, moved.target, self.rows(x), arguments(moved)[1])
+        nodes, sources = self._moves()
         axis = arguments(moved)[1] % rank(moved) if what is Kind.JOIN else 1
-        if len(self.part.sources) == 1 and self.part.nodes and axis == 1:
-            return self._along_an_axis()
-        return self._joined(axis) if what is Kind.JOIN else None
+        if len(sources) == 1 and nodes and axis == 1:
+            return self._along_an_axis(nodes, sources[0])
+        return self._joined(axis) if sources and what is Kind.JOIN else None
 
     def _joined(self, axis: int) -> fx.Node | None:
         if not all(is_tensor(p) for p in joined(self.moved)):
@@ -160,13 +163,32 @@ class _Lookup:
         parts = [self.rows(p) for p in joined(self.moved)]
         return emit(self.node, aten.cat.default, parts, axis)
 
-    def _along_an_axis(self) -> fx.Node | None:
+    def _moves(self) -> tuple[list[fx.Node], list[fx.Node]]:
+        """The moves above the ids, in order, and the live tensors that are moved."""
+        moves: set[fx.Node] = set()
+        sources: dict[fx.Node, None] = {}
+        left = [self.moved]
+        while left:
+            node = left.pop()
+            if node in moves or not is_live(node):
+                continue
+            live = [i for i in tensor_inputs(node) if is_live(i)]
+            one = live == [*arguments(node)[:1]] or (kind(node) is Kind.CHOICE and len(live) == 1)
+            kinds = MOVES | {Kind.PAD, Kind.CHOICE}
+            constant = not is_float(node) and (kind(node) is Kind.JOIN or one)
+            if node.op == "call_function" and constant and kind(node) in kinds:
+                moves.add(node)
+                left += tensor_inputs(node)
+            else:
+                sources[node] = None
+        return sorted(moves), list(sources)
+
+    def _along_an_axis(self, nodes: list[fx.Node], x: fx.Node) -> fx.Node | None:
         """Positions of the second axis change place, or constants come between them."""
-        x = self.part.source
         old, new = shape_of(x), shape_of(self.moved)
         if len(old) < 2 or len(new) < 2 or old[0] != new[0]:
             return None
-        found = self._places()
+        found = self._places(nodes, x)
         if found is None or found == list(range(FIRST, FIRST + old[1])):
             return None if found is None else self._in_shape(self.rows(x))
         kept = [FIRST + i in found for i in range(old[1])]
@@ -187,7 +209,7 @@ class _Lookup:
         joined = parts[0] if len(parts) == 1 else emit(self.node, aten.cat.default, parts, 1)
         return self._in_shape(joined)
 
-    def _shared(self, table: _Table) -> fx.Node | None:
+    def _once(self, table: _Table) -> fx.Node | None:
         """The rows of all ids, if another lookup has them."""
         table.rows = table.rows or self.node
         return None if table.rows is self.node else table.rows
@@ -205,12 +227,14 @@ class _Lookup:
     def _held(self, value: Tensor) -> Held:
         return Held(value.to(self.constants.device))
 
-    def _places(self) -> list[int] | None:
+    def _places(self, nodes: list[fx.Node], x: fx.Node) -> list[int] | None:
         """For each place of the second axis the position that stands there, from ``FIRST`` on, or
         the constant; ``None`` where it is not the same for all places beside."""
-        shape, size = shape_of(self.part.source), val(self.part.source).numel()
+        shape = shape_of(x)
+        size = val(x).numel()
+        given = torch.arange(FIRST, FIRST + size).reshape(shape)
         try:
-            moved = self.part(torch.arange(FIRST, FIRST + size).reshape(shape))
+            moved = Piece((x,), self.moved, tuple(nodes), self.constants)(given)
         except (RuntimeError, TypeError, ValueError, IndexError):
             return None
         if moved.is_floating_point() or list(moved.shape) != shape_of(self.moved):
@@ -225,14 +249,6 @@ class _Lookup:
         first = places[:1, :, :1]
         again = torch.where(first >= FIRST, (first - FIRST) * beside + FIRST + offset, first)
         return first.flatten().tolist() if torch.equal(again, rows) else None
-
-
-def _is_move(node: fx.Node) -> bool:
-    """Whether a call brings the whole numbers of one tensor to other places, or joins some."""
-    live = [i for i in tensor_inputs(node) if is_live(i)]
-    one = live == [*arguments(node)[:1]] or (kind(node) is Kind.CHOICE and len(live) == 1)
-    moves = kind(node) in MOVES | {Kind.PAD, Kind.CHOICE}
-    return moves and not is_float(node) and (kind(node) is Kind.JOIN or one)
 
 
 def _runs(places: list[int]) -> Iterator[tuple[bool, list[int]]]:
