@@ -116,7 +116,8 @@ _LINES: dict[Kind, str] = {
         "scaled_dot_product_attention _scaled_dot_product_attention_math "
         "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu "
         "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
-        "_scaled_dot_product_fused_attention_overrideable"
+        "_scaled_dot_product_fused_attention_overrideable _native_multi_head_attention "
+        "_transformer_encoder_layer_fwd"
     ),
     Kind.RECURRENT: "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell",
     Kind.COMPLEX: (

@@ -121,6 +121,13 @@ class TwoTowers(nn.Module):
         return Alike(torch.stack([score, -score], dim=1), (u, v))
 
 
+class TwoTowersByRoots(TwoTowers):
+    def cosine(self, u, v):
+        together = (u.unsqueeze(1) @ v.unsqueeze(2)).squeeze()
+        together = together.reshape(len(u))
+        return together * ((u * u).sum(-1) * v.pow(2).sum(-1)).rsqrt()
+
+
 class TwoTowersTwin(TwoTowers):
     def cosine(self, u, v):
         return (F.normalize(u, dim=-1) * F.normalize(v, dim=-1)).sum(-1)
@@ -168,6 +175,11 @@ def two_towers(model):
 @pair
 def two_towers_cosine():
     return two_towers(TwoTowers())
+
+
+@pair
+def two_towers_by_roots():
+    return two_towers(TwoTowersByRoots())
 
 
 class Cut(nn.Module):

@@ -46,7 +46,7 @@ class Decoder(nn.Module):
             mix = self.ways.get("mix", dense)
             x = x + mix(y, self.router[i], self.wide[i], self.narrow[i])
         logits = self.head(F.rms_norm(x, (WIDTH,)))[:, -1]
-        return logits
+        return self.ways["cap"](logits) if "cap" in self.ways else logits
 
 
 def ahead():
@@ -156,6 +156,17 @@ def added_to_the_others(x, gate):
     return torch.cat([x[:, :1], x[:, 1:] + gate(x[:, 1:]) * x[:, :-1]], 1)
 
 
+# Logits that are capped.
+
+
+def capped(x):
+    return 30 * torch.tanh(x / 30)
+
+
+def capped_by_a_sigmoid(x):
+    return 60 * torch.sigmoid(x / 15) - 30
+
+
 SAME = {
     "attend": [
         (rotary(some_of_the_features), rotary(half_and_minus_half)),
@@ -164,6 +175,7 @@ SAME = {
     ],
     "mix": [(dense, rows_repeated), (dense_and_shared, routed_and_shared)],
     "smear": [(shifted, added_to_the_others)],
+    "cap": [(capped, capped_by_a_sigmoid)],
 }
 QUICK = (forgetting_in_the_mask, rows_repeated, added_to_the_others)
 PAIRS = [(part, *ways) for part, pairs in SAME.items() for ways in pairs]

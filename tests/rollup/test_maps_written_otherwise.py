@@ -50,6 +50,12 @@ def triangle_normalised(q, k, v, _):
     return F.normalize(torch.tril(scores(q, k).softmax(-1)), p=1, dim=-1) @ v
 
 
+def upper_triangle_taken_away(q, k, v, _):
+    e = scores(q, k).exp()
+    e = e - e.triu(1)
+    return (e @ v) / e.sum(-1, keepdim=True)
+
+
 def pooled(x, w):
     return (w.softmax(1) * x).sum(1)
 
@@ -95,6 +101,15 @@ def one_part_as_a_mask(q, k, v, _):
     return F.scaled_dot_product_attention(a, one, v, SHARE * b @ other.mT, scale=SHARE)
 
 
+def cosines(q, k, v, _):
+    return (5 * F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT).softmax(-1) @ v
+
+
+def cosines_by_a_matrix_of_lengths(q, k, v, _):
+    lengths = q.norm(dim=-1, keepdim=True) @ k.norm(dim=-1, keepdim=True).mT
+    return (5 * (q @ k.mT) / lengths).softmax(-1) @ v
+
+
 #: Of learned values, which depend on no input.
 MEMORY = torch.linspace(-1, 1, HEADS * TOKENS * 6).cos().view(HEADS, TOKENS, 6).double()
 
@@ -112,6 +127,7 @@ SAME = {
     (triangle_hidden, first): [
         (triangle_renormalised, first),
         (triangle_normalised, first),
+        (upper_triangle_taken_away, first),
     ],
     (parts_joined, first): [
         (parts_added, first),
@@ -119,6 +135,7 @@ SAME = {
         (one_part_as_a_mask, first),
     ],
     (memory, first): [(memory_divided_late, first)],
+    (cosines, first): [(cosines_by_a_matrix_of_lengths, first)],
     (plain, pooled): [
         (plain, pooled_by_a_product),
         (plain, pooled_divided_late),

@@ -227,6 +227,35 @@ def test_a_map_of_another_input_is_attention():
     assert list(e.streams) == ["x"] and "times" in e.facts["constant_inputs"]
 
 
+class Counted(nn.Module):
+    """Exponentials times a mask that is given as whole numbers, over their sum (news recommenders);
+    the numbers may count, too."""
+
+    def __init__(self, rest):
+        super().__init__()
+        self.enter, self.key, self.head = nn.Linear(3, 4), nn.Linear(3, 1), nn.Linear(4, 2)
+        self.rest = rest
+
+    def forward(self, x, mask):
+        a = self.key(x).squeeze(-1).exp() * mask
+        a = a / (a.sum(1, keepdim=True) + self.rest)
+        self.weights = a.detach()
+        return self.head((a[..., None] * self.enter(x)).sum(1))
+
+
+@pytest.mark.parametrize("rest", [0, 1e-13])
+@pytest.mark.parametrize(
+    "mask", [[[1] * N, [1] * 4 + [0] * 2], [[1, 2, 3, 0, 1, 1], [0, 1, 0, 5, 0, 2]]], ids=str
+)
+def test_exponentials_times_whole_numbers_are_a_softmax(rest, mask):
+    model = Counted(rest).double().eval()
+    inputs = {"x": normal(2, N, 3), "mask": torch.tensor(mask)}
+    assert len(relprop.trace(model, inputs).sites) == 1
+    e = relprop.explain(model, inputs, 1, method="rollout")
+    model(**inputs)
+    assert float((e.scores - model.weights).abs().max()) <= max(1e-9, rest)
+
+
 def test_products_of_other_kinds_are_left_alone():
     """A joined factor, and a product that is read twice."""
 

@@ -21,6 +21,7 @@ from torch import Tensor, fx
 from relprop.operations import Args, Kind, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import drop_unused
+from relprop.tracer.passes.attention.by_probing import raise_attention_by_probing
 from relprop.tracer.passes.attention.rotations import join_rotations
 from relprop.tracer.passes.functions.affine import raise_affine
 from relprop.tracer.passes.functions.by_probing import raise_functions_by_probing
@@ -42,7 +43,10 @@ from relprop.tracer.passes.products.raising import raise_products
 from relprop.tracer.passes.products.routed import route_rows
 from relprop.tracer.passes.products.scales import scale_inputs
 from relprop.tracer.passes.products.scores import join_scores
-from relprop.tracer.passes.products.splits import join_split_inputs
+from relprop.tracer.passes.products.splits import (
+    cut_inputs,
+    join_split_inputs,
+)
 from relprop.tracer.passes.products.stored import scale_stored
 from relprop.tracer.passes.simplify.rules import simplify
 from relprop.tracer.passes.spelling.autocast import inline_regions
@@ -105,6 +109,7 @@ PASSES = (
     Pass(raise_between, "what lies between two tensors has one form before it is cut"),
     Pass(part_towers, "samples that were joined are towers of their own"),
     Pass(partial(raise_products, spreads=False), "scales stay: a norm may be around them"),
+    Pass(cut_inputs, "a shortcut among a layer's inputs is a term", "constants"),
     Pass(scale_inputs, "the scale of a norm stands where the norm is"),
     Pass(scale_operands, "vectors are scaled before they meet"),
     SIMPLIFIED,
@@ -123,6 +128,7 @@ PASSES = (
     Pass(pick_tokens, "a mask that is true once picks a token", "places"),
     Pass(look_up_as_given, "scores are those of the ids' own positions", "constants"),
     Pass(sink_orders, "positions stand in the order they are given in", "constants"),
+    Pass(raise_attention_by_probing, "attention in parts, by its numbers", "constants"),
     SIMPLIFIED,
     Pass(weigh_rows, "experts' tokens with their shares are one product", "constants"),
     Pass(join_split_inputs, "a layer that was cut by its inputs is one", "constants"),

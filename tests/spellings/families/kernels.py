@@ -3,8 +3,8 @@
 import torch
 from torch.nn import functional as F
 
-from tests.spellings.bases import CAUSAL, GROUPED, PADDED, PLAIN, RELATIVE
-from tests.spellings.families.attentions import PytorchAttention
+from tests.spellings.bases import CAUSAL, GROUPED, IDS, PADDED, PLAIN, RELATIVE
+from tests.spellings.families.attentions import PytorchAttention, _EncoderLayer
 from tests.spellings.model import WIDTH
 from tests.spellings.spelling import spells
 
@@ -55,6 +55,60 @@ def flash_on_the_cpu_causal(parts, q, k, v, allowed):
 
 
 # Projections, too; these have no derivative.
+
+
+@spells("attention", PLAIN, inference=True)
+class NativeAttention(PytorchAttention):
+    """What the fast path of ``nn.MultiheadAttention`` calls."""
+
+    def forward(self, x, allowed):
+        return self.native(x)[0]
+
+    def native(self, x, *more, **options):
+        i, out = self.inner, self.inner.out_proj
+        given = (i.in_proj_weight, i.in_proj_bias, out.weight, out.bias)
+        with torch.no_grad():
+            return torch._native_multi_head_attention(
+                x, x, x, WIDTH, i.num_heads, *given, *more, **options
+            )
+
+
+@spells("attention", CAUSAL, inference=True)
+class NativeAttentionCausal(NativeAttention):
+    def forward(self, x, allowed):
+        return self.native(x, ~allowed, False, mask_type=0)[0]
+
+
+@spells("attention", PADDED, inference=True)
+class NativeAttentionPadded(NativeAttention):
+    def forward(self, x, allowed):
+        return self.native(x, ~allowed[:, 0, 0], True, False, mask_type=1)[0]
+
+
+@spells("block", PLAIN, IDS, inference=True)
+class NativeLayer(_EncoderLayer):
+    """What the fast path of ``nn.TransformerEncoderLayer`` calls."""
+
+    def forward(self, x, allowed):
+        return self.native(x)
+
+    def native(self, x, *mask):
+        i, attention = self.inner, self.inner.self_attn
+        pairs = (i.norm1, i.norm2, i.linear1, i.linear2)
+        layers = [t for layer in pairs for t in (layer.weight, layer.bias)]
+        gelu = i.activation_relu_or_gelu == 2
+        with torch.no_grad():
+            return torch._transformer_encoder_layer_fwd(
+                x, WIDTH, attention.num_heads, attention.in_proj_weight, attention.in_proj_bias,
+                attention.out_proj.weight, attention.out_proj.bias, gelu, i.norm_first, 1e-5,
+                *layers, *mask,
+            )  # fmt: skip
+
+
+@spells("block", PADDED, inference=True)
+class NativeLayerPadded(NativeLayer):
+    def forward(self, x, allowed):
+        return self.native(x, ~allowed[:, 0, 0], 1)
 
 
 # ``F.multi_head_attention_forward`` with all it can do.

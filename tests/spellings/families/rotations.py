@@ -22,6 +22,12 @@ def _turns(angles):
     return torch.polar(torch.ones_like(angles), angles)
 
 
+def _matrices(angles):
+    """A matrix of two by two per position and pair."""
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack([torch.stack([cos, -sin], -1), torch.stack([sin, cos], -1)], -2)
+
+
 def _recomputed(x):
     """The angles anew, from positions and speeds."""
     speed = 1.0 / 10 ** (torch.arange(0, x.shape[-1], 2, dtype=x.dtype) / 2)
@@ -67,6 +73,13 @@ spell(
     complex_by_view=lambda x, a: torch.view_as_real(
         torch.view_as_complex(x.unflatten(-1, (2, -1)).mT.contiguous()) * _turns(a)
     ).mT.flatten(-2),
+    matrices=lambda x, a: (
+        (_matrices(a) @ x.unflatten(-1, (2, -1)).mT[..., None]).squeeze(-1).mT.flatten(-2)
+    ),
+    matrices_by_einsum=lambda x, a: torch.einsum(
+        "npij,bhnjp->bhnip", _matrices(a), x.unflatten(-1, (2, -1))
+    ).flatten(-2),
+    one_matrix_per_position=lambda x, a: _by_large_matrices(x, a),
     in_place=lambda x, a: _rotated_in_place(x, a),
     into_slices=lambda x, a: _into_slices(x, a),
     token_by_token=lambda x, a: torch.stack(
@@ -100,6 +113,13 @@ def _stacked_halves(x, angles):
 
 def _joined(z):
     return torch.cat([z.real, z.imag], -1)
+
+
+def _by_large_matrices(x, angles):
+    """One matrix of the width of a head per position, as RoFormer's paper writes it."""
+    rows = torch.stack([torch.block_diag(*m) for m in _matrices(angles)])
+    order = torch.tensor([0, 2, 1, 3])
+    return torch.einsum("nij,bhnj->bhni", rows[:, order][..., order], x)
 
 
 def _rotated_in_place(x, angles):
@@ -156,6 +176,19 @@ spell(
     unbound=lambda x, a: _pair(*_neighbours(x).unbind(-1), a),
     split=lambda x, a: _pair(*(t[..., 0] for t in _neighbours(x).split(1, -1)), a),
     indexed=lambda x, a: _pair(x[..., torch.arange(0, 4, 2)], x[..., torch.arange(1, 4, 2)], a),
+    matrices=lambda x, a: (_matrices(a) @ _neighbours(x)[..., None])[..., 0].flatten(-2),
+    matrices_by_einsum=lambda x, a: torch.einsum(
+        "npij,bhnpj->bhnpi", _matrices(a), _neighbours(x)
+    ).flatten(-2),
+    matrices_product_and_sum=lambda x, a: (
+        (_matrices(a) * _neighbours(x)[..., None, :]).sum(-1).flatten(-2)
+    ),
+    one_matrix_per_position=lambda x, a: torch.einsum(
+        "nij,bhnj->bhni", torch.stack([torch.block_diag(*m) for m in _matrices(a)]), x
+    ),
+    one_matrix_by_matmul=lambda x, a: (
+        torch.stack([torch.block_diag(*m) for m in _matrices(a)]) @ x[..., None]
+    ).squeeze(-1),
     into_slices=lambda x, a: _into_steps(x, a),
     in_place=lambda x, a: _turned_in_place(x, a),
     halves_of_reordered=lambda x, a: _by_halves(x[..., ::2], x[..., 1::2], a)[..., [0, 2, 1, 3]],

@@ -1,4 +1,5 @@
-"""Attention in one call → matmul, scale, mask, softmax, matmul, so that A is a node."""
+"""Attention in one call → matmul, scale, mask, softmax, matmul, so that A is a node: heads alone,
+with the projections around them, or a whole layer."""
 
 from __future__ import annotations
 
@@ -30,7 +31,12 @@ def split_attention(node: fx.Node, device: torch.device) -> fx.Node | None:
     each in place of its user."""
     if (dropped := argument(node, "dropout_p")) not in (None, 0):
         raise _refused(node, f"drops parts of its map by chance (dropout_p={dropped})")
-    results = _of_heads(node, device)
+    if is_call(node, aten._transformer_encoder_layer_fwd):
+        return _layer(node)
+    if is_call(node, aten._native_multi_head_attention):
+        results = _many_heads(node)
+    else:
+        results = _of_heads(node, device)
     if not isinstance(val(node), (tuple, list)):
         return results[0]
     for user in node.users:
@@ -98,6 +104,77 @@ def _map(
         scores = emit(node, aten.add.Tensor, scores, mask)
         softmax = aten._safe_softmax.default
     return scores, emit(node, softmax, scores, rank(scores) - 1)
+
+
+def _many_heads(node: fx.Node, x: fx.Node | None = None) -> list[fx.Node]:
+    """Projections, attention of every head, and the projection behind: its result, and the map
+    (the mean of the heads', if that is asked for). ``x``: what it is called on, if not its own
+    arguments."""
+    given = [argument(node, n) if x is None else x for n in ("query", "key", "value")]
+    width = shape_of(argument(node, "qkv_weight"))[0] // 3
+    q, k, v = (_heads_of(node, part, i, width) for i, part in enumerate(given))
+    shown = _shown(node)
+    _, attention = _map(node, _scores(node, q, k, None), shown, False)
+    made = permuted(node, emit(node, aten.matmul.default, attention, v), [0, 2, 1, 3])
+    made = reshaped(node, made, [*shape_of(given[0])[:2], width])
+    weights = (argument(node, n) for n in ("proj_weight", "proj_bias"))
+    result = emit(node, aten.linear.default, made, *weights)
+    if argument(node, "average_attn_weights"):
+        attention = emit(node, aten.mean.dim, attention, [1])
+    return [result, attention]
+
+
+def _heads_of(node: fx.Node, x: fx.Node, which: int, width: int) -> fx.Node:
+    """The queries (0), keys (1) or values (2) of every head."""
+    heads = argument(node, "num_head") or argument(node, "num_heads")
+    rows = [
+        emit(node, aten.slice.Tensor, t, 0, which * width, (which + 1) * width, 1)
+        for t in (argument(node, "qkv_weight"), argument(node, "qkv_bias"))
+    ]
+    made = emit(node, aten.linear.default, x, *rows)
+    made = reshaped(node, made, [*shape_of(x)[:2], heads, width // heads])
+    return permuted(node, made, [0, 2, 1, 3])
+
+
+def _shown(node: fx.Node) -> fx.Node | None:
+    """The mask that such a call is given, true where a key is hidden, as one that is true where it
+    is shown, for (batch, heads, queries, keys)."""
+    mask, what = argument(node, "mask"), argument(node, "mask_type")
+    if mask is None:
+        return None
+    if val(mask).dtype != torch.bool:
+        raise _refused(node, "has a mask that is not of booleans")
+    batch, *rest = shape_of(mask)
+    shape = {0: [1, 1, batch, *rest], 1: [batch, 1, 1, *rest], 2: [batch, *rest]}[what]
+    return emit(node, aten.logical_not.default, reshaped(node, mask, shape))
+
+
+def _layer(node: fx.Node) -> fx.Node:
+    """``_transformer_encoder_layer_fwd``: attention and two linear layers, each with a norm."""
+    x: fx.Node = argument(node, "src")
+
+    def normed(x: fx.Node, number: int) -> fx.Node:
+        weights = (argument(node, f"norm_{n}_{number}") for n in ("weight", "bias"))
+        shape = [shape_of(x)[-1]]
+        return emit(node, aten.layer_norm.default, x, shape, *weights, argument(node, "eps"))
+
+    def linear(x: fx.Node, number: int) -> fx.Node:
+        weights = (argument(node, f"ffn_{n}_{number}") for n in ("weight", "bias"))
+        return emit(node, aten.linear.default, x, *weights)
+
+    def attended(x: fx.Node) -> fx.Node:
+        return _many_heads(node, x)[0]
+
+    def fed(x: fx.Node) -> fx.Node:
+        bent = aten.gelu.default if argument(node, "use_gelu") else aten.relu.default
+        return linear(emit(node, bent, linear(x, 1)), 2)
+
+    for number, function in ((1, attended), (2, fed)):
+        if argument(node, "norm_first"):
+            x = emit(node, aten.add.Tensor, x, function(normed(x, number)))
+        else:
+            x = normed(emit(node, aten.add.Tensor, x, function(x)), number)
+    return x
 
 
 def _repeated(node: fx.Node, x: fx.Node, groups: int) -> fx.Node:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from relprop.operations import MOVES, Kind, is_call, kind
+from relprop.operations.vocabulary import Held, grouped_linear
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
@@ -18,6 +19,7 @@ from relprop.tracer.editing import (
     is_float,
     is_live,
     joined,
+    rank,
     reshaped,
     shape_of,
     swap,
@@ -25,12 +27,16 @@ from relprop.tracer.editing import (
     val,
 )
 from relprop.tracer.passes.sums.terms import is_sum, terms_of
+from relprop.tracer.passes.trials.comparison import same
 from relprop.tracer.passes.trials.parts import Piece
 
 
 def join_rotations(graph: fx.Graph, constants: Constants) -> None:
     """Pairs turned one by one, (a·c − b·s, a·s + b·c) side by side → x·C + J(x)·S of the tensor x
     that holds them: the same sum for every way of writing a rotation."""
+    for node in list(graph.nodes):
+        if is_call(node, grouped_linear) and (new := _by_matrices(node, constants)) is not None:
+            swap(node, new)
     for node in list(graph.nodes):
         if node._erased or not is_call(node, aten.cat) or not is_live(node):
             continue
@@ -61,6 +67,68 @@ def _turned(
         if (whole := _whole(node, straight, constants)) is not None:
             return _rotation(node, whole, straight, other)
     return None
+
+
+def _by_matrices(node: fx.Node, constants: Constants) -> fx.Node | None:
+    """Features times matrices that turn pairs of them, one matrix for each position → x·C + J(x)·S,
+    J the other feature of each pair."""
+    x, matrix = arguments(node)[:2]
+    size = shape_of(matrix)[-1]
+    if len(node.args) > 2 or size < 2 or shape_of(matrix)[-2] != size:
+        return None
+    other = _pairs(_tried(matrix, constants))
+    if other is None:
+        return None
+
+    def held(numbers: Tensor) -> fx.Node:
+        return emit(node, Held(numbers.to(constants.device)))
+
+    own, ahead = held(torch.arange(size)), [None] * (rank(matrix) - 2)
+    cos, sin = (
+        emit(node, aten.unsqueeze.default, emit(node, aten.index.Tensor, matrix, at), -2)
+        for at in ([*ahead, own, own], [*ahead, own, held(other)])
+    )
+    alone = other == torch.arange(size)
+    if bool(alone.any()):
+        sin = emit(node, aten.mul.Tensor, sin, held((~alone).to(val(matrix).dtype)))
+    turned = emit(node, aten.index.Tensor, x, [*[None] * (rank(x) - 1), held(other)])
+    products = (emit(node, aten.mul.Tensor, *p) for p in ((x, cos), (turned, sin)))
+    return emit(node, aten.add.Tensor, *products)
+
+
+def _pairs(matrices: Tensor | None) -> Tensor | None:
+    """The other feature of each feature's pair, where (..., d, d) matrices are ((c, −s), (s, c))
+    for pairs of features and 1 for the rest."""
+    if matrices is None or not bool(matrices.isfinite().all()):
+        return None
+    m = matrices.reshape(-1, *matrices.shape[-2:])
+    own = torch.arange(m.shape[-1])
+    apart = (m != 0).any(0) & ~torch.eye(len(own), dtype=torch.bool)
+    other = torch.where(apart.any(1), apart.int().argmax(1), own)
+    if bool((apart.sum(1) > 1).any()) or not torch.equal(other[other], own) or not apart.any():
+        return None
+    cos, sin = m[:, own, own], m[:, own, other]
+    turns = same(cos, cos[:, other]) and same(sin[:, other != own], -sin[:, other][:, other != own])
+    return other if turns else None
+
+
+def _tried(matrix: fx.Node, constants: Constants) -> Tensor | None:
+    """The matrices for other numbers in the model's tensors that they are made of; ``None`` if they
+    are these."""
+    above, left = {matrix: None}, [matrix]
+    while left:
+        for i in tensor_inputs(left.pop()):
+            if i not in above and constants.value(i) is None:
+                above[i] = None
+                left.append(i)
+    held = tuple(n for n in above if n.op == "get_attr")
+    part = Piece(held, matrix, tuple(n for n in sorted(above) if n not in held), constants)
+    if is_live(matrix) or matrix in held or not part.is_small:
+        return None
+    try:
+        return part(*part.draw(0))
+    except (RuntimeError, TypeError):
+        return None
 
 
 _Part = tuple[fx.Node, "_Scaled"]

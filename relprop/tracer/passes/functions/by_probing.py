@@ -1,5 +1,5 @@
-"""Functions of one tensor that are recognised by their numbers alone: a softmax by its
-logarithm, a norm, a mean by pooling.
+"""Functions of one tensor that are recognised by their numbers alone: a softmax by running sums, a
+relu by sorting, a mean by pooling.
 
 Where nothing but one tensor decides what comes out, the graph between is run on numbers of our own.
 If it gives what a norm, a softmax, an activation or a pool gives, with the same derivatives, it is
@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch.fx.node import Argument
 from torch.nn import functional as F
 
-from relprop.operations import ELEMENTWISE, MOVES, Kind, Operator, kind
+from relprop.operations import ELEMENTWISE, FILLS, MOVES, Kind, Operator, kind
 from relprop.operations.vocabulary import Held
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
@@ -153,11 +153,20 @@ def _softmax(part: Piece, x: Tensor, y: Tensor) -> Maker | None:
             c = slope_of(x, weights.log(), weights == 0, axis)
             if c is None:
                 continue
-            op = aten.log_softmax.int if logarithm else aten.softmax.int
-            softmax = _Softmax(op, axis, c, weights == 0)
+            softmax = _Softmax(_softmax_op(part, logarithm), axis, c, weights == 0)
             if part.agrees(softmax):
                 return softmax.emitted
     return None
+
+
+def _softmax_op(part: Piece, logarithm: bool) -> Operator:
+    """The operator: one that gives zeros for a row of which nothing is left, if the part does."""
+    if logarithm:
+        return aten.log_softmax.int
+    if _guards(part):
+        nothing = part(torch.full(shape_of(part.source), -torch.inf, dtype=torch.float64))
+        return aten.softmax.int if nothing.isnan().any() else aten._safe_softmax.default
+    return aten.softmax.int
 
 
 @dataclass(frozen=True)
@@ -225,6 +234,11 @@ def _epsilon(part: Piece, small: Tensor, centred: bool) -> float:
     return float((scale**-2 - mean).median())
 
 
+def _guards(part: Piece) -> bool:
+    """Whether something inside asks what the values are."""
+    return any(kind(n) in (Kind.TEST, Kind.STATISTIC) for n in part.nodes)
+
+
 def _pool(part: Piece, x: Tensor, y: Tensor) -> Maker | None:
     """The mean, the sum, the largest or the smallest along axes, or one position of an axis."""
     axes, shape = _pooled(part.source, part.output), shape_of(part.output)
@@ -234,6 +248,8 @@ def _pool(part: Piece, x: Tensor, y: Tensor) -> Maker | None:
             return torch.as_tensor(op(t, list(axes))).reshape(shape)
 
         if same(pool(x), y) and part.agrees(pool):
+            if kind(part.source) in FILLS and _guards(part):  # NaN, where a mask left them out
+                return None
             return partial(_laid_out, shape, op, (list(axes),))
     if len(axes) == 1:
         rows = x.movedim(axes[0], 0).flatten(1)

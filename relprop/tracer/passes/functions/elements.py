@@ -22,7 +22,12 @@ from relprop.tracer.editing import (
     swap,
     val,
 )
-from relprop.tracer.passes.functions.known import known_by_torch, known_function
+from relprop.tracer.passes.functions.known import (
+    emit_line,
+    known_by_torch,
+    line_of,
+    line_of_known,
+)
 from relprop.tracer.passes.trials.comparison import same, trials
 from relprop.tracer.passes.trials.recipes import Recipe, recipe_of
 from relprop.tracer.passes.trials.subgraphs import Subgraph, candidates
@@ -66,10 +71,15 @@ def _stops_gradient(nodes: Sequence[fx.Node]) -> bool:
 
 
 def _call(at: fx.Node, x: fx.Node, recipe: Recipe, parameters: Sequence[fx.Node]) -> fx.Node:
-    """The function as torch has it, a·x + b if it is that, or as one that is written out."""
-    known = None if parameters else known_function(recipe)
-    if known is not None:
-        return known(at, x)
+    """The function as torch has it, as a multiple of x if it is one, or as one that is written
+    out."""
+    if not parameters:
+        if (line := line_of(recipe)) is not None:
+            return emit_line(at, x, *line)
+        if (known := known_by_torch(recipe)) is not None:
+            return known(at, x)
+        if (known := line_of_known(recipe)) is not None:
+            return known(at, x)
     return emit(at, Written(recipe), x, *parameters)
 
 

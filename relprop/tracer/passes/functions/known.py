@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from relprop.operations import Kwargs, Operator
 from relprop.tracer.editing import aten, emit
 from relprop.tracer.passes.trials.comparison import equal_functions
+from relprop.tracer.passes.trials.parts import rounded
 
 #: The functions of one element that torch has, as they are called.
 KNOWN: tuple[tuple[Operator, Kwargs], ...] = (
@@ -55,7 +56,7 @@ _GRID = torch.cat(
 _WHOLE = torch.arange(-9.0, 10.0).double()
 
 
-def _line_of(function: Callable[..., Tensor]) -> tuple[float, float] | None:
+def line_of(function: Callable[..., Tensor]) -> tuple[float, float] | None:
     """a and b, where the function is a·x + b; what rounding leaves of 0, or beside 1, is none of
     it."""
     try:
@@ -80,7 +81,7 @@ def emit_line(at: fx.Node, x: fx.Node, slope: float, offset: float) -> fx.Node:
 
 def known_function(function: Callable[..., Tensor]) -> _Emitter | None:
     """How a function of each element is emitted that torch has, or that is a·x + b."""
-    if (line := _line_of(function)) is not None:
+    if (line := line_of(function)) is not None:
         return lambda at, x: emit_line(at, x, *line)
     return known_by_torch(function)
 
@@ -93,20 +94,53 @@ def known_by_torch(function: Callable[..., Tensor]) -> _Emitter | None:
     for op, factor in OF_MULTIPLES:
         if _agree(function, partial(_of_multiple, op, factor)):
             return partial(_emitted_of_multiple, op, factor)
-    return _multiple_of_sigmoid(function)
+    try:
+        slope = -float(function(torch.tensor(-1.0).double()))
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    leaky = {"negative_slope": slope}
+    if 0 < slope < 1 and _agree(function, partial(aten.leaky_relu.default, **leaky)):
+        return partial(_emitted, aten.leaky_relu.default, leaky)
+    return _multiple_of_sigmoid(function) or _multiple_of_tanh(function)
+
+
+def _multiple_of_tanh(function: Callable[..., Tensor]) -> _Emitter | None:
+    """c·tanh(x/2): c·(2·σ(x) − 1)."""
+    times = rounded(float(function(_GRID[-1])))
+    found = _Line(partial(_of_multiple, aten.tanh.default, 0.5), times, 0.0)
+    if times not in (0.0, 1.0) and _agree(function, found):
+        tanh = partial(_emitted_of_multiple, aten.tanh.default, 0.5)
+        return partial(_emitted_line_of, tanh, times, 0.0)
+    return None
 
 
 def _multiple_of_sigmoid(function: Callable[..., Tensor]) -> _Emitter | None:
     """c·σ(k·x): 1 + tanh(x)."""
-    try:
-        times = 2 * float(function(torch.tensor(0.0).double()))
-    except (RuntimeError, TypeError, ValueError):
-        return None
+    times = 2 * float(function(torch.tensor(0.0).double()))
     for factor in (1.0, 2.0, -1.0, -2.0):
         found = _Line(partial(_of_multiple, aten.sigmoid.default, factor), times, 0.0)
         if times not in (0.0, 1.0) and _agree(function, found):
             sigmoid = partial(_emitted_of_multiple, aten.sigmoid.default, factor)
             return partial(_emitted_line_of, sigmoid, times, 0.0)
+    return None
+
+
+def line_of_known(function: Callable[..., Tensor]) -> _Emitter | None:
+    """How a·f(x) + b of a function f that torch has is emitted: where(x > 0, x + 1, exp(x))."""
+    try:
+        y = function(_GRID)
+    except (RuntimeError, TypeError, ValueError):
+        return None
+    if y.shape != _GRID.shape or not bool(y.isfinite().all()):
+        return None
+    for op, options in KNOWN:
+        f = partial(op, **options)
+        columns = torch.stack([f(_GRID), torch.ones_like(_GRID)], 1)
+        if not bool(columns.isfinite().all()):
+            continue
+        a, b = map(rounded, torch.linalg.lstsq(columns, y[:, None]).solution[:, 0].tolist())
+        if a != 0 and _agree(function, _Line(f, a, b)):
+            return partial(_emitted_line_of, partial(_emitted, op, options), a, b)
     return None
 
 

@@ -1,5 +1,4 @@
-"""Exponentials, or a softmax's weights, over their sum, of which masks leave some out: the softmax
-of what is left (AllenNLP's ``masked_softmax``; routers that divide the largest by their sum)."""
+"""Exponentials over their sum, of which masks leave some out: the softmax of what is left."""
 
 from __future__ import annotations
 
@@ -14,6 +13,7 @@ from relprop.tracer.editing import (
     arguments,
     aten,
     emit,
+    is_float,
     is_live,
     is_number,
     is_tensor,
@@ -75,6 +75,14 @@ def _exponents(at: fx.Node, e: fx.Node, axis: int, constants: Constants) -> fx.N
         return None if scores is None else _without(at, scores, part.hidden(at))
     if not is_call(e, aten.mul, aten.div) or not all(is_tensor(x) for x in arguments(e)):
         return None
+    x, counts = sorted(arguments(e), key=is_count)
+    if is_call(e, aten.mul) and is_count(counts):
+        scores = _exponents(at, x, axis, constants)
+        if scores is None:
+            return None
+        more = emit(at, aten.log.default, emit(at, aten.to.dtype, counts, val(x).dtype))
+        scores = emit(at, aten.add.Tensor, scores, more)
+        return _without(at, scores, emit(at, aten.eq.Scalar, counts, 0))
     both = [_exponents(at, x, axis, constants) for x in arguments(e)]
     op = aten.add.Tensor if is_call(e, aten.mul) else aten.sub.Tensor
     return None if None in both else emit(at, op, *both)
@@ -110,6 +118,14 @@ def kept(node: fx.Node, constants: Constants) -> Kept | None:
         if is_tensor(x) and is_mask(mask, constants):
             return Kept(x, mask)
     return None
+
+
+def is_count(x: object) -> bool:
+    """Whether a tensor is whole numbers of an input, cast and moved: a mask that is given as
+    numbers, or how often something counts."""
+    while is_tensor(x) and is_live(x) and kind(x) in _OF_MASKS - {Kind.FILL}:
+        x = operand(x)
+    return is_tensor(x) and is_live(x) and not is_float(x) and val(x).dtype != torch.bool
 
 
 def is_mask(x: object, constants: Constants) -> bool:

@@ -13,7 +13,7 @@ from relprop.operations import Kind, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import aten, emit, shape_of, swap
 from relprop.tracer.order import Flow
-from relprop.tracer.passes.functions.masked import is_mask, softmax_of
+from relprop.tracer.passes.functions.masked import is_count, is_mask, softmax_of
 from relprop.tracer.passes.functions.norms import FoundNorm, emit_norm, norm_in
 from relprop.tracer.passes.functions.softmaxes import (
     emit_beside,
@@ -34,7 +34,7 @@ def raise_rows(graph: fx.Graph, constants: Constants) -> None:
         if not narrow.axes or taken & set(narrow.nodes):
             continue
         subgraph = _with_centring(flow, narrow)
-        masked = all(is_mask(p, constants) for p in subgraph.parameters)
+        masked = all(is_mask(p, constants) or is_count(p) for p in subgraph.parameters)
         if (key := (subgraph.signature, masked)) not in known:
             known[key] = _tried(subgraph, masked)
         found = known[key]

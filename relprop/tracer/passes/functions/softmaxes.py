@@ -54,8 +54,7 @@ def _beside(subgraph: Subgraph, axis: int, probes: list[Tensor]) -> float | None
 
 
 def emit_beside(subgraph: Subgraph, axis: int, score: float, constants: Constants) -> fx.Node:
-    """The softmax of each row and a score beside it, without that one's weight (OutEffHop's
-    ``softmax_1``, the package flash-attention-softmax-n)."""
+    """The softmax of each row and a score beside it, without that one's weight."""
     at, x = subgraph.output, subgraph.source
     x = operand(x) if is_call(x, aten.exp) else x
     shape = shape_of(x)

@@ -14,7 +14,7 @@ from itertools import groupby
 
 from torch import fx
 
-from relprop.operations import Kind, is_call, kind, operand
+from relprop.operations import is_call, kind, operand
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import (
     arguments,
@@ -26,16 +26,12 @@ from relprop.tracer.editing import (
     swap,
 )
 from relprop.tracer.labels import Labels
-from relprop.tracer.passes.lanes.alike import Apart, Lanes, undo
+from relprop.tracer.passes.lanes.alike import Apart, undo
 from relprop.tracer.passes.lanes.lifted import Known, lifted
 from relprop.tracer.passes.lanes.longer import longer
+from relprop.tracer.passes.lanes.should_merge import WORTH_MERGING, should_merge
 from relprop.tracer.passes.products.splits import joined_linear
 from relprop.tracer.passes.sums.terms import join_terms
-
-#: What makes lanes worth merging: rules or methods see the pieces apart.
-_WORTH_MERGING = frozenset(
-    {Kind.SOFTMAX, Kind.LINEAR, Kind.MATMUL, Kind.NORM, Kind.SUM, Kind.TOTAL}
-)
 
 
 def merge_lanes(graph: fx.Graph, constants: Constants | None = None) -> None:
@@ -62,31 +58,6 @@ def _merged(node: fx.Node, known: Known, labels: Labels) -> fx.Node | None:
         except Apart:
             undo(node, mark)
     return None
-
-
-def should_merge(parts: Lanes) -> bool:
-    """Whether the lanes do something of their own that a rule would see apart, and none of them
-    reads another.
-
-    What is above them is looked at from the last call to the first, each with the lanes that need
-    it; what all of them need is none's own, nor is anything above it.
-    """
-    needed_by = {part: 1 << i for i, part in enumerate(parts)}
-    if len(needed_by) < len(parts):
-        return False
-    every, node, waiting = (1 << len(parts)) - 1, max(parts), set(parts)
-    found = False
-    while needed_by and not (found and not waiting):
-        lanes = needed_by.pop(node, 0)
-        if node in waiting and lanes & (lanes - 1):
-            return False
-        if node in waiting or lanes not in (0, every):
-            found = found or (kind(node) in _WORTH_MERGING and len(node.all_input_nodes) > 0)
-            for above in filter(is_live, node.all_input_nodes):
-                needed_by[above] = needed_by.get(above, 0) | lanes
-        waiting.discard(node)
-        node = node.prev
-    return found
 
 
 def _in_runs(node: fx.Node, known: Known, labels: Labels) -> fx.Node | None:
@@ -121,7 +92,7 @@ def _made_by(node: fx.Node) -> tuple[Hashable, ...]:
     while node.args and isinstance(arguments(node)[0], fx.Node):
         node = operand(node)
         way.append((node.op, kind(node)))
-        if kind(node) in _WORTH_MERGING:
+        if kind(node) in WORTH_MERGING:
             break
     return tuple(way)
 

@@ -1,5 +1,5 @@
-"""One tower for several inputs that are laid one after another as its samples (DUSt3R encodes
-both pictures so; Siamese networks): the tower once for each of them."""
+"""One tower for several inputs that are laid one after another as its samples (a Siamese network,
+two views of a picture): the tower once for each of them."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ from relprop.tracer.editing import (
     arguments,
     aten,
     emit,
-    is_live,
     is_tensor,
     rank,
     reshaped,
@@ -22,7 +21,7 @@ from relprop.tracer.editing import (
 from relprop.tracer.labels import Labels
 from relprop.tracer.passes.lanes.alike import Apart, Lanes, undo
 from relprop.tracer.passes.lanes.lifted import on_an_axis
-from relprop.tracer.passes.lanes.merging import should_merge
+from relprop.tracer.passes.lanes.should_merge import multiplies, should_merge
 from relprop.tracer.passes.products.letters import letters_of
 from relprop.tracer.passes.products.operators import product_of
 from relprop.tracer.passes.sums.terms import added, is_top, terms_of
@@ -35,18 +34,11 @@ def merge_weighted(graph: fx.Graph, constants: Constants) -> None:
         if node._erased or not is_top(node):
             continue
         terms = terms_of(node)
-        parts = [n for sign, n in terms if sign > 0 and _multiplies(n)]
+        parts = [n for sign, n in terms if sign > 0 and multiplies(n)]
         made = _weighted(node, tuple(parts), Labels(constants)) if len(parts) > 1 else None
         if made is not None:
             rest = [(sign, n) for sign, n in terms if sign < 0 or n not in parts]
             swap(node, added(node, [*rest, (1, made)]))
-
-
-def _multiplies(node: fx.Node) -> bool:
-    """Whether a call that no two others read multiplies two activations."""
-    if not is_call(node, aten.mul) or len(node.users) > 1:
-        return False
-    return all(is_tensor(f) and is_live(f) for f in arguments(node)[:2])
 
 
 def _weighted(at: fx.Node, parts: Lanes, labels: Labels) -> fx.Node | None:

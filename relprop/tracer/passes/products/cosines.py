@@ -14,6 +14,7 @@ from relprop.tracer.editing import (
     applied,
     arguments,
     aten,
+    before_reshapes,
     emit,
     is_live,
     permuted,
@@ -39,6 +40,8 @@ Front = tuple[fx.Node, tuple[int, ...], fx.Node]
 
 def scale_operands(graph: fx.Graph) -> None:
     """(u·v)·f(u)·g(v) → (u·f(u))·(v·g(v)), where f and g are one number for each vector."""
+    _part_roots(graph)
+    _part_lengths(graph)
     flow = flow_of(graph)
     for node in flow.nodes:
         if node._erased or not is_product(node) or not is_outermost(node):
@@ -149,3 +152,48 @@ def _layout(x: fx.Node) -> tuple[fx.Node, Tensor]:
     for move in moves:
         places = applied(move, places)
     return x, places
+
+
+def _part_roots(graph: fx.Graph) -> None:
+    """The root of a product of sums of squares → the product of their roots."""
+    for node in list(graph.nodes):
+        below: object = arguments(node)[0] if node.args else None
+        if not _is_root(node) or not is_product(below) or kind(below) is not Kind.PRODUCT:
+            continue
+        if len(below.args) == 2 and all(_is_of_squares(x) for x in arguments(below)):
+            a, b = (emit(node, node.target, x, *arguments(node)[1:]) for x in arguments(below))
+            swap(node, emit(node, aten.mul.Tensor, a, b))
+
+
+def _part_lengths(graph: fx.Graph) -> None:
+    """A matrix of products of two lengths, as a product of a column and a row → their product."""
+    for node in list(graph.nodes):
+        outer = is_call(node, aten.matmul) and shape_of(operand(node))[-1] == 1
+        if outer and all(is_live(x) and _is_length(x) for x in arguments(node)):
+            swap(node, emit(node, aten.mul.Tensor, *arguments(node)))
+
+
+def _is_length(x: fx.Node) -> bool:
+    """Whether a tensor holds a number that describes many."""
+    while kind(x) in (Kind.RESHAPE, Kind.PERMUTE, Kind.FUNCTION):
+        x = operand(x)
+    return kind(x) in (Kind.TOTAL, Kind.STATISTIC)
+
+
+def _is_root(node: fx.Node) -> bool:
+    root = is_call(node, aten.pow) and arguments(node)[1] in (0.5, -0.5)
+    return root or is_call(node, aten.sqrt, aten.rsqrt)
+
+
+def _is_of_squares(x: fx.Node) -> bool:
+    """Whether a tensor is a sum or a mean of squares, which is never below 0."""
+    x = before_reshapes(x)
+    if not is_live(x) or kind(x) not in (Kind.TOTAL, Kind.MATMUL):
+        return False
+    if kind(x) is Kind.TOTAL:
+        x = operand(x)
+        return (is_call(x, aten.pow) and arguments(x)[1] == 2) or (
+            is_call(x, aten.mul, aten.square) and len({operand(x), arguments(x)[-1]}) == 1
+        )
+    a, b = arguments(x)[:2]
+    return shape_of(x)[-2:] == [1, 1] and before_reshapes(a) is before_reshapes(b)

@@ -1,6 +1,5 @@
-"""Scores that are the sum of several products of queries with keys (contents and positions apart:
-LiLT; DeepSeek-V3's own code, where all heads share the keys of positions) are one product, of these
-beside each other."""
+"""Scores that are the sum of several products of queries with keys (contents and positions apart)
+are one product, of these beside each other."""
 
 from __future__ import annotations
 

@@ -14,24 +14,33 @@ from relprop.tracer.editing import (
     aten,
     emit,
     is_live,
+    joined,
+    permuted,
+    rank,
     reshaped,
     shape_of,
+    swap,
     tensor_inputs,
     val,
 )
 from relprop.tracer.labels import LARGEST, Labels
 from relprop.tracer.passes.simplify.layouts import reordered
-from relprop.tracer.passes.sums.terms import folded, join_terms
+from relprop.tracer.passes.sums.terms import added, folded, join_terms
 
 
 def join_split_inputs(graph: fx.Graph, constants: Constants) -> None:
-    """Σ W_i x_i over parts x_i of the features of one tensor → W x (BLOOM's ``slow_but_exact``, and
-    other layers of transformers with ``pretraining_tp``)."""
+    """Σ W_i x_i over parts x_i of the features of one tensor, or over parts W_i of the columns of
+    one matrix → W x."""
 
     def first(n: fx.Node) -> fx.Node | None:
         return _ways_up(operand(n))[-1] if _is_map(n) else None
 
+    def matrix(n: fx.Node) -> fx.Node | None:
+        whole = _ways_up(arguments(n)[1])[-1] if _is_map(n) else None
+        return None if whole is None or is_live(whole) or whole is arguments(n)[1] else whole
+
     join_terms(graph, first, lambda at, parts: _joined(at, parts, Labels(constants)))
+    join_terms(graph, matrix, lambda at, parts: _of_columns(at, parts, Labels(constants)))
 
 
 def joined_linear(at: fx.Node, x: fx.Node, parts: list[fx.Node]) -> fx.Node:
@@ -92,6 +101,23 @@ def _joined_from(
     if x is None:
         return None
     weight = _beside(at, [arguments(p)[1] for p in parts], order, labels)
+    return emit(at, aten.linear.default, x, weight, *_bias(at, parts))
+
+
+def _of_columns(at: fx.Node, parts: list[fx.Node], labels: Labels) -> fx.Node | None:
+    """The sum of some linear maps by columns of one matrix as the map of their operands side by
+    side; ``None`` where the columns do not lie side by side."""
+    weights = [arguments(p)[1] for p in parts]
+    whole, shapes = _ways_up(weights[0])[-1], {tuple(shape_of(operand(p))[:-1]) for p in parts}
+    columns = _all_places(weights, whole, labels)
+    if columns is None or len(shapes) > 1:
+        return None
+    order = sorted(range(len(parts)), key=lambda i: int(columns[i][0, 0]))
+    beside = torch.cat([columns[i] for i in order], 1)
+    weight = placed(at, whole, beside) if beside.unique().numel() == beside.numel() else None
+    if weight is None:
+        return None
+    x = emit(at, aten.cat.default, [operand(parts[i]) for i in order], rank(operand(parts[0])) - 1)
     return emit(at, aten.linear.default, x, weight, *_bias(at, parts))
 
 
@@ -158,3 +184,35 @@ def placed(at: fx.Node, source: fx.Node, places: Tensor) -> fx.Node | None:
     if torch.equal(box.flatten(), places.flatten()):
         return reshaped(at, source, places.shape)
     return reordered(at, source, torch.searchsorted(box.flatten(), places))
+
+
+def cut_inputs(graph: fx.Graph, constants: Constants) -> None:
+    """W (x, y) where the columns for one of them are constants, no parameters → W_1 x + W_2 y: a
+    shortcut that stands among the inputs of a layer."""
+    for node in list(graph.nodes):
+        if node._erased or not is_call(node, aten.linear) or not is_live(node):
+            continue
+        x, weight, *bias = arguments(node)
+        if not is_call(x, aten.cat) or arguments(x)[1] != rank(x) - 1:
+            continue
+        xs = joined(x)
+        weights = _columns(node, weight, [shape_of(x)[-1] for x in xs])
+        if not any(isinstance(constants.value(w), Tensor) for w in weights):
+            continue
+        terms = [
+            (1, emit(node, aten.linear.default, x, w)) for x, w in zip(xs, weights, strict=True)
+        ]
+        given = [(1, b) for b in bias if b is not None]
+        swap(node, added(node, [*terms, *given]))
+
+
+def _columns(at: fx.Node, weight: fx.Node, widths: list[int]) -> list[fx.Node]:
+    """The matrices that a matrix holds beside each other, if they are as wide as this."""
+    turned = is_call(weight, aten.permute)
+    whole = operand(weight) if turned else weight
+    if not is_call(whole, aten.cat) or arguments(whole)[1] != (0 if turned else 1):
+        return []
+    parts = joined(whole)
+    if [shape_of(p)[arguments(whole)[1]] for p in parts] != widths:
+        return []
+    return [permuted(at, p, [1, 0]) for p in parts] if turned else parts
