@@ -11,8 +11,8 @@ import torch
 
 import relprop
 from relprop.errors import RelpropError, RelpropWarning
-from tests.common.rows import only
 from tests.common.models import closeness
+from tests.common.rows import only
 from tests.fuzz.random_models import CLASSES, Grown
 
 METHODS = (

@@ -23,8 +23,8 @@ from relprop.reporting.chunks import png
 from relprop.reporting.maps import LEVELS, rounded
 from relprop.reporting.pooling import pooled_tokens
 from relprop.runs.fingerprints import of_model
-from tests.common.rows import only
 from tests.common.models import build, sample
+from tests.common.rows import only
 from tests.common.sizes import digits
 from tests.report.conftest import HOSTILE, worded
 

@@ -21,8 +21,8 @@ from relprop.testing import (
     check_method,
     check_rule,
 )
-from tests.common.rows import only
 from tests.common.models import build, sample
+from tests.common.rows import only
 
 aten = torch.ops.aten
 X = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0))
