@@ -1,5 +1,5 @@
 """Attention computed by hand: heads in loops with writes into a buffer, by vmap, queries in chunks,
-samples one by one, flex_attention. The rest is plain."""
+samples one by one, keys in blocks with a running softmax, flex_attention. The rest is plain."""
 
 import math
 from dataclasses import replace
@@ -63,6 +63,44 @@ def by_log_sum_exp(q, k, v):
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) * q.size(-1) ** -0.5
     weights = (scores - torch.logsumexp(scores, dim=-1, keepdim=True)).exp()
     return torch.einsum("bhqk,bhkd->bhqd", weights, v)
+
+
+def flash_attention(q, k, v, block=2):
+    """A running maximum and a running sum over blocks of keys (Dao et al. 2022, Algorithm 1)."""
+    scale = 1 / math.sqrt(q.size(-1))
+    o = torch.zeros_like(q)
+    l = torch.zeros_like(q[..., :1])  # noqa: E741
+    m = torch.full_like(q[..., :1], float("-inf"))
+    for j in range(0, k.size(2), block):
+        kj, vj = k[:, :, j : j + block], v[:, :, j : j + block]
+        s = q @ kj.transpose(-2, -1) * scale
+        m_new = torch.maximum(m, s.amax(dim=-1, keepdim=True))
+        p = torch.exp(s - m_new)
+        correction = torch.exp(m - m_new)
+        l = correction * l + p.sum(dim=-1, keepdim=True)  # noqa: E741
+        o = correction * o + p @ vj
+        m = m_new
+    return o / l
+
+
+def tiled_flash_attention(q, k, v, rows=3, columns=2):
+    """Blocks of queries, too, each written to its place, with the output normalised all along."""
+    out = torch.zeros_like(q)
+    for i in range(0, q.size(2), rows):
+        qi = q[:, :, i : i + rows] / math.sqrt(q.size(-1))
+        m = torch.full(qi.shape[:-1] + (1,), -torch.inf, dtype=q.dtype)
+        l, o = torch.zeros_like(m), torch.zeros_like(qi)  # noqa: E741
+        for kj, vj in zip(k.split(columns, dim=2), v.split(columns, dim=2), strict=True):
+            s = torch.matmul(qi, kj.mT)
+            m_ij = s.max(dim=-1, keepdim=True)[0]
+            p = torch.exp(s - m_ij)
+            m_new = torch.maximum(m, m_ij)
+            a, b = torch.exp(m - m_new), torch.exp(m_ij - m_new)
+            l_new = a * l + b * p.sum(dim=-1, keepdim=True)
+            o = (l * a * o + b * torch.matmul(p, vj)) / l_new
+            m, l = m_new, l_new  # noqa: E741
+        out[:, :, i : i + rows] = o
+    return out
 
 
 def by_vmap(q, k, v):
@@ -225,6 +263,16 @@ def core_normalised_at_the_end():
 @pair
 def core_log_sum_exp():
     return core(lambda: Attention(by_log_sum_exp))
+
+
+@pair
+def core_flash():
+    return core(lambda: Attention(flash_attention))
+
+
+@pair
+def core_flash_tiled():
+    return core(lambda: Attention(tiled_flash_attention))
 
 
 @pair

@@ -21,6 +21,7 @@ from torch import Tensor, fx
 from relprop.operations import Args, Kind, kind
 from relprop.tracer.constants import Constants
 from relprop.tracer.editing import drop_unused
+from relprop.tracer.passes.attention.by_probing import raise_attention_by_probing
 from relprop.tracer.passes.attention.rotations import join_rotations
 from relprop.tracer.passes.functions.affine import raise_affine
 from relprop.tracer.passes.functions.by_probing import raise_functions_by_probing
@@ -127,6 +128,7 @@ PASSES = (
     Pass(pick_tokens, "a mask that is true once picks a token", "places"),
     Pass(look_up_as_given, "scores are those of the ids' own positions", "constants"),
     Pass(sink_orders, "positions stand in the order they are given in", "constants"),
+    Pass(raise_attention_by_probing, "attention in parts, by its numbers", "constants"),
     SIMPLIFIED,
     Pass(weigh_rows, "experts' tokens with their shares are one product", "constants"),
     Pass(join_split_inputs, "a layer that was cut by its inputs is one", "constants"),
