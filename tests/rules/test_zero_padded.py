@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relprop.rules import presets
-from relprop.rules.call import ZeroPadded, laid
+from relprop.rules.call import ZeroPadded, as_tensors
 from tests.common.calls import make_call
 
 aten = torch.ops.aten
@@ -32,7 +32,7 @@ def written(part):
 
 @given(parts=st.lists(placed(), max_size=5), whole=st.lists(st.just(torch.ones(SHAPE)), max_size=1))
 def test_what_is_laid_side_by_side_is_the_sum(parts, whole):
-    got = sum(laid([*whole, *parts]), torch.zeros(SHAPE))
+    got = sum(as_tensors([*whole, *parts]), torch.zeros(SHAPE))
     want = sum(map(written, parts), sum(whole, torch.zeros(SHAPE)))
     assert torch.allclose(got, want, rtol=1e-6, atol=0)
 
@@ -40,7 +40,7 @@ def test_what_is_laid_side_by_side_is_the_sum(parts, whole):
 def test_stretches_that_fill_an_axis_are_one_tensor():
     x = torch.rand(SHAPE)
     some = [ZeroPadded(x[:, a:b], 1, a, SHAPE) for a, b in ((3, 5), (0, 1), (1, 3))]
-    (made,) = laid(some)
+    (made,) = as_tensors(some)
     assert torch.equal(made, x)
 
 
