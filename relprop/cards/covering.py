@@ -18,7 +18,7 @@ from relprop.explanation import Explanation
 from relprop.opening import base_model
 from relprop.targets.outputs import CLASSES
 from relprop.tracer.binding import bind, flatten_output
-from relprop.tracer.side_effects import side_effects_undone
+from relprop.tracer.side_effects import restored
 from relprop.tracer.surroundings import as_python, undisturbed
 
 BATCH = 8  # covered inputs that share a forward pass
@@ -45,7 +45,7 @@ def logits_with(
             for name, t, batched in zip(bound.names, bound.tensors, bound.batched, strict=True)
         )
         args, named = bound.rebuild(tuple(tensors))
-        with undisturbed(model), torch.no_grad(), as_python(model), side_effects_undone(model):
+        with undisturbed(model), torch.no_grad(), as_python(model), restored(model):
             outputs, tree = flatten_output(model(*args, **{**named, **some}))
         every = zip(tree.names, outputs, strict=True)
         there = {name: t for name, t in every if t.is_floating_point() and t.dim()}

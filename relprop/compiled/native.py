@@ -19,8 +19,6 @@ OWNERS = (torch._C._VariableFunctions, torch._C._nn, Tensor)
 
 #: The operators in whose place functions stand, of each program.
 OPERATORS: WeakKeyDictionary[fx.GraphModule, dict[fx.Node, Operator]] = WeakKeyDictionary()
-
-
 #: Functions for calls of operators.
 Functions = dict[fx.Node, Callable[..., Any]]
 
@@ -44,7 +42,7 @@ def call_functions(module: fx.GraphModule, functions: Functions) -> None:
 
 
 class _Trying(fx.Interpreter):
-    """Runs a graph, and finds a function for each of its calls."""
+    """Runs a graph, and finds functions for its calls."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -52,7 +50,7 @@ class _Trying(fx.Interpreter):
         self._known: dict[Hashable, Callable[..., Any] | None] = {}
 
     def run_node(self, n: fx.Node) -> Any:
-        """One call, by a function if there is one."""
+        """One call. Calls of one operator with arguments of the same types have one function."""
         if n.op == "call_function":
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             alike = n.target, *map(type, args), *((k, type(v)) for k, v in kwargs.items())

@@ -24,8 +24,6 @@ READS = frozenset({aten._local_scalar_dense.default, aten.item.default})
 VIEWS = frozenset({aten.view.default, aten._unsafe_view.default})
 #: Views that may show all of their tensor as it is, and what nothing is differentiated of.
 SHAPED = VIEWS | {aten.detach.default, aten.alias.default, aten.expand.default}
-
-
 #: Tags of operators that no program for all calls can hold, and what they do.
 REFUSED = {
     torch.Tag.nondeterministic_seeded: "draws random numbers",
@@ -35,6 +33,7 @@ REFUSED = {
 MADE = frozenset({aten.arange.default, aten.arange.start, aten.arange.start_step})
 #: How arguments are called that are axes and positions.
 PLACES = re.compile(r"dim|index|step")
+#: Of one factor that may be 1.
 PRODUCTS = frozenset({aten.mul.Scalar, aten.mul.Tensor})
 
 
@@ -77,9 +76,9 @@ class Tape(TorchDispatchMode):
             raise NotFlat("it looks at values on its way")
         if self.shorter and is_mutable(func):
             raise Writes
-        positions = enumerate(args)
-        read: Any = tuple(self._read(a, i in growing(func)) for i, a in positions)
-        named = {name: self._read(a, name in growing(func)) for name, a in kwargs.items()}
+        grows = growing(func)
+        read: Any = tuple(self._read(a, i in grows) for i, a in enumerate(args))
+        named = {name: self._read(a, name in grows) for name, a in kwargs.items()}
         made = func(*args, **kwargs)
         if self.shorter and func in VIEWS:
             func, source = aten.view.default, read[0]
@@ -118,10 +117,11 @@ class Tape(TorchDispatchMode):
     def _read(self, argument: Any, grows: bool) -> Any:
         """An argument with nodes in place of tensors, and, if it ``grows`` with the number of
         samples, of multiples of that."""
-        number = self._number if grows else lambda value: value
 
         def read(value: Any) -> Any:
-            return self._node(value) if isinstance(value, Tensor) else number(value)
+            if isinstance(value, Tensor):
+                return self._node(value)
+            return self._number(value) if grows else value
 
         return map_aggregate(argument, read)
 

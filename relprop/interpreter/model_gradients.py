@@ -23,7 +23,7 @@ from relprop.tracer.model_comparison import difference, giving_few, largest
 from relprop.tracer.program import Program
 from relprop.tracer.readout import Head, Indices
 from relprop.tracer.recorded import frame_source
-from relprop.tracer.side_effects import side_effects_undone
+from relprop.tracer.side_effects import restored
 from relprop.tracer.surroundings import as_python, undisturbed
 
 
@@ -210,7 +210,7 @@ def _attached_run(
     with (
         undisturbed(model),
         as_python(model),
-        side_effects_undone(model),
+        restored(model),
         torch.enable_grad(),
         watch,
     ):

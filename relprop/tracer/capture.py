@@ -43,7 +43,7 @@ from relprop.tracer.recorded import (
     without_leftovers,
     without_values,
 )
-from relprop.tracer.side_effects import side_effects_undone
+from relprop.tracer.side_effects import restored
 from relprop.tracer.surroundings import (
     as_python,
     same_chance,
@@ -105,12 +105,7 @@ def capture(model: nn.Module, inputs: Inputs, refused: str = "") -> Capture:
     ``refused`` inputs like these it is not asked again. Raises ``CaptureError`` when neither front
     end can."""
     flat = Flat(model, inputs)
-    with (
-        torch.no_grad(),
-        as_python(model),
-        without_leftovers(),
-        side_effects_undone(model) as take_back,
-    ):
+    with torch.no_grad(), as_python(model), without_leftovers(), restored(model) as take_back:
         with same_chance(model), Draws() as draws:
             eager = run_eager(flat, inputs, model)
         outputs = flat.outputs

@@ -24,7 +24,7 @@ from relprop.tracer.program import OutputTree, Program, is_floating
 from relprop.tracer.readout import Head, Indices, sizes, taken, whole_index, within
 from relprop.tracer.run import execute
 from relprop.tracer.shadow import thread_safe
-from relprop.tracer.side_effects import side_effects_undone
+from relprop.tracer.side_effects import restored
 from relprop.tracer.surroundings import as_python, other_chance, undisturbed
 from relprop.tracer.undoing import cleanup_steps
 
@@ -208,7 +208,7 @@ def _outputs(
         undisturbed(model),
         torch.no_grad(),
         as_python(model),
-        side_effects_undone(model),
+        restored(model),
         Replayed(draws) if draws else torch.no_grad(),
     ):
         return run_eager(call, inputs, model), trees[0]

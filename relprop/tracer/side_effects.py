@@ -32,7 +32,7 @@ PLAIN = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleTy
 
 
 @contextmanager
-def side_effects_undone(model: nn.Module) -> Iterator[Callable[[], None]]:
+def restored(model: nn.Module) -> Iterator[Callable[[], None]]:
     """Put back, at the end and whenever the function it gives is called, what running ``model``
     changed in Python, and the values of its buffers."""
     modules = modules_of(model)

@@ -65,7 +65,7 @@ def spans_of(stem: nn.Module, x: torch.Tensor) -> torch.Tensor:
     ),
     st.integers(20, 40),
 )
-@settings(max_examples=5)
+@settings(max_examples=settings.default.max_examples // 5)
 def test_spans_of_convolutions_are_their_receptive_fields(layers, length):
     sizes, size = [], length
     for kernel, stride, padding, dilation in layers:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import relprop
 from tests.common.models import Recipe, build, closeness, recipes, sample, shared
 
-FEW = settings(max_examples=max(settings().max_examples // 6, 1))
+FEW = settings(max_examples=max(settings().max_examples // 3, 1))
 EXACT = 1e-9
 RULES = st.sampled_from(["paper", "stable"])
 

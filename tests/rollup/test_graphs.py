@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import relprop
-from tests.common.rows import marked
+from tests.common.rows import marked, only
 from tests.rollup import structures
 from tests.rollup.structures import merged, split
 from tests.rollup.worked import OF_TWO, WORKED, recipe_of, rows_of
@@ -232,11 +232,11 @@ def test_mixture_of_depths(weighted):
     agree(of_every_place(model, x, TOKENS), [(i + s.mT @ a.mean(1) @ s, i)])
 
 
-@pytest.mark.parametrize("beside", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_heads_however_they_are_cut_are_one_row(beside):
+@pytest.mark.parametrize(("beside", "step"), only([(True, 5)], [(True, 5), (True, 1), (False, 1)]))
+def test_heads_however_they_are_cut_are_one_row(beside, step):
     i, rows, outs = np.eye(TOKENS), [], []
     cuts = [(counts, added) for counts in ((8,), (4, 4), (2, 6), (1,) * 8) for added in (0, 1)]
-    for counts, added in cuts[:: 5 if beside else 1]:
+    for counts, added in cuts[::step]:
         model, x, out, (first, *maps) = written(Pieces, counts, added, beside)
         found = of_every_place(model, x, TOKENS)
         a, b = first.mean(1), np.concatenate(maps, 1).mean(1)

@@ -19,8 +19,8 @@ every_subject = pytest.mark.parametrize("name", SUBJECTS)
 LINEAR_IN_R = [name for name, subject in SUBJECTS.items() if subject.linear]
 ALL = tuple(PRESETS)
 THEIRS = ("reference", "reference_lrp")  # their stabiliser b + 1e-9 divides by what may be near 0
-few = settings(
-    max_examples=settings.default.max_examples // 4
+half = settings(
+    max_examples=settings.default.max_examples // 2
 )  # of the profile's: each law runs over every subject and preset
 OURS = tuple(preset for preset in ALL if preset not in THEIRS)
 #: They divide by a sum and an absolute ε.
@@ -55,7 +55,7 @@ def residual(relevance, split):
 
 
 @every_subject
-@few
+@half
 @given(data=st.data())
 def test_the_ledger_balances(name, data):
     call, relevance = drawn(data, name)
@@ -65,7 +65,7 @@ def test_the_ledger_balances(name, data):
 
 
 @every_subject
-@few
+@half
 @given(data=st.data())
 def test_the_ledger_balances_in_float32(name, data):
     call, relevance = drawn(data, name, dtype=torch.float32)
@@ -75,7 +75,7 @@ def test_the_ledger_balances_in_float32(name, data):
 
 
 @every_subject
-@few
+@half
 @given(
     data=st.data(),
     kind=st.sampled_from(["huge", "tiny"]),
@@ -100,7 +100,7 @@ def test_huge_values_and_denormals_leave_everything_finite(name, data, kind, dty
 
 
 @every_subject
-@few
+@half
 @given(data=st.data())
 def test_a_batch_is_its_samples_one_by_one(name, data):
     spec = data.draw(SUBJECTS[name].specs)
@@ -140,7 +140,7 @@ def one_sample(spec, preset):
 
 
 @pytest.mark.parametrize("name", LINEAR_IN_R)
-@few
+@half
 @given(data=st.data())
 def test_shares_are_linear_in_relevance(name, data):
     call, first = drawn(data, name)
@@ -157,7 +157,7 @@ def test_shares_are_linear_in_relevance(name, data):
 
 
 @pytest.mark.parametrize("name", ["add", "sub", "generic"])
-@few
+@half
 @given(data=st.data())
 def test_shares_are_homogeneous_in_relevance(name, data):
     call, relevance = drawn(data, name)
@@ -173,7 +173,7 @@ def test_shares_are_homogeneous_in_relevance(name, data):
 
 
 @every_subject
-@few
+@half
 @given(data=st.data())
 def test_no_relevance_gives_none(name, data):
     call, relevance = drawn(data, name)

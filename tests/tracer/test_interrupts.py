@@ -133,7 +133,7 @@ def test_a_list_of_the_users_is_put_back_whole_though_putting_back_is_interrupte
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(side_effects, "_restore", interrupting)
-        with pytest.raises(KeyboardInterrupt), side_effects.side_effects_undone(model):
+        with pytest.raises(KeyboardInterrupt), side_effects.restored(model):
             model.kept["c"] = 3
     assert model.kept is kept == {"a": 1, "b": 2} and seen
 
